@@ -2,7 +2,8 @@
 
 `python -m bench.micro.kept --streams 256 --rounds 5` starts a frontend for each kind in each round: without a store,
 with one and requests that keep nothing, and with one and streams that all have an id. The order turns with each round.
-CPU time has all threads of the frontend, that of the store included.
+CPU time has all threads of the frontend, that of the store included. `--store postgresql://…` takes that database in
+place of a file of SQLite.
 """
 
 import argparse
@@ -30,9 +31,9 @@ class Sample:
     last_ms: float
 
 
-def measure(kind: str, streams: int, steps: int, store: Path) -> Sample:
+def measure(kind: str, streams: int, steps: int, store: str) -> Sample:
     path, body = REQUESTS["completions"]
-    flags = () if kind == KINDS[0] else ("--store", str(store))
+    flags = () if kind == KINDS[0] else ("--store", store)
 
     def asked(number: int) -> bytes:
         return request(path, body, f"x-conversation-id: {number}\r\n" if kind == KINDS[2] else "")
@@ -59,12 +60,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--store", default="", help="URL of a Postgres")
     args = parser.parse_args()
     samples: dict[str, list[Sample]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(args.rounds):
             for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
-                store = Path(folder) / f"{turn}-{KINDS.index(kind)}.db"
+                store = args.store or str(Path(folder) / f"{turn}-{KINDS.index(kind)}.db")
                 samples[kind].append(measure(kind, args.streams, args.steps, store))
     print(
         "| | CPU µs a token | of it the loop's thread | to no store, median of pairs | first token p50, ms | last, ms |"

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from shared.build import version
-from shared.config.flags import Parser
+from shared.config.flags import Parser, all_flags
 from shared.machine import usable_cores, visible_gpus
 from worker.ops.native_build import (
     EVERY_SET,
@@ -171,8 +171,9 @@ def _triton_cache() -> str:
 
 
 def _variables() -> str:
+    secret = {flag.variable for flag in all_flags() if flag.field.metadata["secret"]}
     names = sorted(name for name in os.environ if name.startswith("SLUICE_") and "KEY" not in name)
-    return " ".join(f"{name}={os.environ[name]}" for name in names) or "none"
+    return " ".join(f"{name}={'…' if name in secret else os.environ[name]}" for name in names) or "none"
 
 
 def _table(path: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from deploy.launcher.child_command import SERVE_FLAGS, CliError, child_environme
 from deploy.launcher.console import Console, Sink
 from deploy.launcher.many_sizes import HubModels
 from shared.config.declaration import ConfigError
-from shared.config.flags import Parser, add_flags, read, to_argv
+from shared.config.flags import Parser, add_flags, read, secret_variables, to_argv
 from shared.config.settings import Settings, with_values
 from shared.gguf.index import stored_bytes
 from shared.gguf.naming import HUB_NAME, GgufError
@@ -73,8 +73,8 @@ def run(words: list[str]) -> int:
     if args.serve and args.system:
         raise ConfigError("--system is for the chat, which --serve leaves out")
     named = find(args.name)
-    settings = read(_only_settings(args), {}, FLAGS)
-    settings = with_values(settings, vars(_only_settings(parser().read(named.flags))) | vars(_only_settings(args)))
+    own, of_name = vars(_only_settings(args)), vars(_only_settings(parser().read(named.flags)))
+    settings = read(argparse.Namespace(**of_name | own), {}, FLAGS)
     require_worker_packages()
     model = named.model
     if HubModels(settings.model.revision).is_away(model):
@@ -92,6 +92,7 @@ def run(words: list[str]) -> int:
         if args.dry_run:
             return 0
     flags = [f"--model={model}", *to_argv(settings, FLAGS)]
+    os.environ |= secret_variables(settings, FLAGS)
     if args.serve:
         return main(["serve", *flags])
     with served(flags, sys.stderr) as url:

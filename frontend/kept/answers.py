@@ -7,7 +7,6 @@ effect. So two processes can never write to one answer.
 Each function here is the `work` of a Store: it takes the connection, and runs in the store's thread.
 """
 
-import sqlite3
 import time
 import zlib
 from array import array
@@ -18,13 +17,15 @@ from typing import Any
 
 import msgspec
 
-from frontend.kept.store import DEAD_S, Damaged, packed, unpacked
+from frontend.kept.database import Connection, Damaged
+from frontend.kept.store import DEAD_S, packed, unpacked
 
 RUNNING = "in_progress"
 QUEUED = "queued"
 FAILED = "failed"
 LAST = 1 << 62  # number and offset of the piece that says that others are missing
-_CLAIMABLE = "ended IS NULL AND owner != ? AND owner NOT IN (SELECT id FROM owners WHERE seen > ?)"
+ALIVE = f"(SELECT id FROM owners WHERE seen > clock() - {DEAD_S})"  # processes that have shown themselves lately
+_CLAIMABLE = f"ended IS NULL AND owner != ? AND owner NOT IN {ALIVE}"
 BORDER = 0xFFFF_FFFF  # ends the arrivals of a record, where the index of a choice would stand
 _COLUMNS = (
     "id, tenant, stream_id, path, created, status, ended, background, listed, body, recipe, response, owner, epoch, "
@@ -102,7 +103,7 @@ class Piece:
     writes: list[list[Arrival]]
 
 
-def insert(db: sqlite3.Connection, one: KeptAnswer) -> list[str]:
+def insert(db: Connection, one: KeptAnswer) -> list[str]:
     """Writes a new answer. Returns the ids of the answers that it replaces: those of its tenant's same stream id."""
     replaced: list[str] = []
     if one.stream_id is not None:
@@ -123,21 +124,21 @@ def insert(db: sqlite3.Connection, one: KeptAnswer) -> list[str]:
     return replaced
 
 
-def _replace(db: sqlite3.Connection, id: str) -> None:
+def _replace(db: Connection, id: str) -> None:
     """Takes the stream's id from an answer, and ends it if nothing else shows it."""
     db.execute("UPDATE answers SET stream_id = NULL, cancelled = cancelled OR NOT listed WHERE id = ?", (id,))
 
 
-def find(db: sqlite3.Connection, id: str, tenant: str) -> KeptAnswer | None:
+def find(db: Connection, id: str, tenant: str) -> KeptAnswer | None:
     return _row(db, "id = ? AND tenant = ?", id, tenant)
 
 
-def find_stream(db: sqlite3.Connection, stream_id: str, tenant: str) -> KeptAnswer | None:
+def find_stream(db: Connection, stream_id: str, tenant: str) -> KeptAnswer | None:
     return _row(db, "stream_id = ? AND tenant = ?", stream_id, tenant)
 
 
 def streams_of(
-    db: sqlite3.Connection, tenant: str, most: int, shown: Callable[[KeptAnswer], dict[str, Any]]
+    db: Connection, tenant: str, most: int, shown: Callable[[KeptAnswer], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns what `shown` makes of the newest answers of a tenant whose streams have an id, newest first.
 
@@ -155,12 +156,12 @@ def streams_of(
     return rows
 
 
-def any_of(db: sqlite3.Connection, id: str) -> KeptAnswer | None:
+def any_of(db: Connection, id: str) -> KeptAnswer | None:
     """Returns an answer of any tenant, for its owner."""
     return _row(db, "id = ?", id)
 
 
-def _row(db: sqlite3.Connection, which: str, *values: str) -> KeptAnswer | None:
+def _row(db: Connection, which: str, *values: str) -> KeptAnswer | None:
     found = db.execute(f"SELECT {_COLUMNS} FROM answers WHERE {which}", values).fetchone()
     if found is None:
         return None
@@ -170,12 +171,12 @@ def _row(db: sqlite3.Connection, which: str, *values: str) -> KeptAnswer | None:
     return one
 
 
-def begun(db: sqlite3.Connection, id: str, epoch: int) -> None:
+def begun(db: Connection, id: str, epoch: int) -> None:
     """Notes that an answer has its first bytes."""
     db.execute("UPDATE answers SET status = ? WHERE id = ? AND epoch = ? AND ended IS NULL", (RUNNING, id, epoch))
 
 
-def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: bytes | None, stream: Piece | None) -> bool:
+def end(db: Connection, id: str, epoch: int, status: str, response: bytes | None, stream: Piece | None) -> bool:
     """Ends an answer. Returns False if it is deleted or has another owner. stream: all its bytes, if they are kept"""
     if db.execute("SELECT 1 FROM answers WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch)).fetchone() is None:
         return False
@@ -191,7 +192,7 @@ def end(db: sqlite3.Connection, id: str, epoch: int, status: str, response: byte
     return True
 
 
-def _add(db: sqlite3.Connection, id: str, piece: Piece) -> None:
+def _add(db: Connection, id: str, piece: Piece) -> None:
     tokens = _tokens(piece.writes)
     crc = _checksum(piece.number, piece.at, piece.data, tokens)
     db.execute(
@@ -204,7 +205,7 @@ def _checksum(number: int, at: int, data: bytes, tokens: bytes) -> int:
     return zlib.crc32(tokens, zlib.crc32(data, zlib.crc32(b"%d %d" % (number, at))))
 
 
-def extend(db: sqlite3.Connection, owner: str, records: Callable[[str], Sequence[Record] | None]) -> None:
+def extend(db: Connection, owner: str, records: Callable[[str], Sequence[Record] | None]) -> None:
     """Adds to every running answer of an owner what its log has beyond the pieces.
 
     records: returns the records of an answer in order; None: the log has other bytes than were written, so it is not
@@ -218,11 +219,15 @@ def extend(db: sqlite3.Connection, owner: str, records: Callable[[str], Sequence
             _add(db, id, _joined(later))
 
 
-def _damage(db: sqlite3.Connection, id: str) -> None:
-    db.execute("INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, x'', x'', -1)", (id, LAST, LAST))
+def _damage(db: Connection, id: str) -> None:
+    db.execute(
+        "INSERT INTO pieces (answer, number, at, data, tokens, crc) VALUES (?, ?, ?, ?, ?, -1) "
+        "ON CONFLICT (answer, number) DO NOTHING",
+        (id, LAST, LAST, b"", b""),
+    )
 
 
-def _written(db: sqlite3.Connection, id: str) -> int:
+def _written(db: Connection, id: str) -> int:
     """Returns the number of the last record that the pieces of an answer have; -1: none."""
     (number,) = db.execute("SELECT coalesce(max(number), -1) FROM pieces WHERE answer = ?", (id,)).fetchone()
     return int(number)
@@ -242,14 +247,14 @@ def _joined(records: Sequence[Record]) -> Piece:
     return Piece(records[-1].number, records[0].at, data, [one.arrivals for one in records if one.arrivals])
 
 
-def fail(db: sqlite3.Connection, id: str) -> None:
-    """Ends an answer that is damaged in the file, so that no process tries to go on with it."""
+def fail(db: Connection, id: str) -> None:
+    """Ends an answer that is damaged in the store, so that no process tries to go on with it."""
     db.execute(
         "UPDATE answers SET status = ?, ended = ?, owner = '' WHERE id = ? AND ended IS NULL", (FAILED, time.time(), id)
     )
 
 
-def release(db: sqlite3.Connection, id: str, epoch: int, shown: int) -> None:
+def release(db: Connection, id: str, epoch: int, shown: int) -> None:
     """Gives an answer up, so that another process goes on with it.
 
     shown: how many bytes of its stream were shown. If the pieces have fewer, the answer is damaged
@@ -264,56 +269,52 @@ def release(db: sqlite3.Connection, id: str, epoch: int, shown: int) -> None:
         _damage(db, id)
 
 
-def left_by(db: sqlite3.Connection, id: str, owner: str) -> str | None:
+def left_by(db: Connection, id: str, owner: str) -> str | None:
     """Returns whose a running answer was that `owner` may claim; "": it was released. None: it may not be claimed."""
-    found = db.execute(
-        f"SELECT owner FROM answers WHERE id = ? AND {_CLAIMABLE}", (id, owner, time.time() - DEAD_S)
-    ).fetchone()
+    found = db.execute(f"SELECT owner FROM answers WHERE id = ? AND {_CLAIMABLE}", (id, owner)).fetchone()
     return found[0] if found else None
 
 
-def claim(db: sqlite3.Connection, id: str, owner: str) -> KeptAnswer | None:
+def claim(db: Connection, id: str, owner: str) -> KeptAnswer | None:
     """Makes `owner` the owner of a running answer whose process is gone. None: it has ended, or its process lives."""
     changed = db.execute(
         f"UPDATE answers SET owner = ?, epoch = epoch + 1 WHERE id = ? AND {_CLAIMABLE}",
-        (owner, id, owner, time.time() - DEAD_S),
+        (owner, id, owner),
     )
     return _row(db, "id = ?", id) if changed.rowcount else None
 
 
-def lives(db: sqlite3.Connection, owner: str) -> bool:
+def lives(db: Connection, owner: str) -> bool:
     """Whether a process has shown itself lately."""
-    return bool(db.execute("SELECT 1 FROM owners WHERE id = ? AND seen > ?", (owner, time.time() - DEAD_S)).fetchone())
+    return bool(db.execute(f"SELECT 1 WHERE ? IN {ALIVE}", (owner,)).fetchone())
 
 
-def orphans(db: sqlite3.Connection) -> list[str]:
+def orphans(db: Connection) -> list[str]:
     """Returns the ids of background answers whose process is gone, oldest first."""
     found = db.execute(
-        "SELECT id FROM answers WHERE ended IS NULL AND background AND owner NOT IN "
-        "(SELECT id FROM owners WHERE seen > ?) ORDER BY created LIMIT 16",
-        (time.time() - DEAD_S,),
-    )  # fmt: skip
+        f"SELECT id FROM answers WHERE ended IS NULL AND background AND owner NOT IN {ALIVE} ORDER BY created LIMIT 16"
+    )
     return [id for (id,) in found]
 
 
-def cancel(db: sqlite3.Connection, id: str) -> None:
+def cancel(db: Connection, id: str) -> None:
     """Asks the owner of a running answer to end it."""
-    db.execute("UPDATE answers SET cancelled = 1 WHERE id = ? AND ended IS NULL", (id,))
+    db.execute("UPDATE answers SET cancelled = TRUE WHERE id = ? AND ended IS NULL", (id,))
 
 
-def owned(db: sqlite3.Connection, owner: str) -> dict[tuple[str, int], bool]:
+def owned(db: Connection, owner: str) -> dict[tuple[str, int], bool]:
     """Returns id and epoch of this process's running answers, and whether another process has asked to end them."""
     found = db.execute("SELECT id, epoch, cancelled FROM answers WHERE owner = ? AND ended IS NULL", (owner,))
     return {(id, epoch): bool(cancelled) for id, epoch, cancelled in found}
 
 
-def delete(db: sqlite3.Connection, id: str) -> None:
+def delete(db: Connection, id: str) -> None:
     """Deletes an answer. Its owner notices at its next write."""
     db.execute("DELETE FROM pieces WHERE answer = ?", (id,))
     db.execute("DELETE FROM answers WHERE id = ?", (id,))
 
 
-def pieces_of(db: sqlite3.Connection, id: str, start: int = 0) -> list[Piece]:
+def pieces_of(db: Connection, id: str, start: int = 0) -> list[Piece]:
     """Returns the pieces of a stream that have bytes from the offset `start` on, in order; 0: all pieces.
 
     Raises Damaged if one has other bytes than were written.
@@ -326,14 +327,14 @@ def pieces_of(db: sqlite3.Connection, id: str, start: int = 0) -> list[Piece]:
     return [_piece(*row) for row in found]
 
 
-def bytes_of(db: sqlite3.Connection, id: str, start: int, records: Callable[[str, str], Sequence[Record]]) -> bytes:
+def bytes_of(db: Connection, id: str, start: int, records: Callable[[Connection, str, str], Sequence[Record]]) -> bytes:
     """Returns the bytes of a stream from the offset `start` on: those in the pieces, and in the log of its owner.
 
     records: returns what the log of an owner has of an answer. It is read before the pieces: what leaves the log
     meanwhile is in the pieces.
     """
     row = db.execute("SELECT owner, epoch FROM answers WHERE id = ? AND ended IS NULL", (id,)).fetchone()
-    logged = records(row[0], id) if row is not None and row[0] else ()
+    logged = records(db, row[0], id) if row is not None and row[0] else ()
     found = [(piece.at, piece.data) for piece in pieces_of(db, id, start)]
     if logged:
         found += [(one.at, one.data) for one in following(logged, row[1], _written(db, id) + 1)]

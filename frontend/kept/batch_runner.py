@@ -21,7 +21,8 @@ import msgspec
 from frontend.errors import NotFound
 from frontend.kept import batches, files
 from frontend.kept.batches import Batch, Line
-from frontend.kept.store import RETRY_S, Store, StoreError
+from frontend.kept.database import StoreError
+from frontend.kept.store import RETRY_S, Store
 
 log = logging.getLogger("sluice.frontend")
 LOOK_S = 0.5  # pause between two looks for work

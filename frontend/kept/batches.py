@@ -8,7 +8,6 @@ processes are killed, and several frontends share a batch.
 Each function is the `work` of a Store (see answers.py).
 """
 
-import sqlite3
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,9 @@ from typing import Any
 import msgspec
 
 from frontend.kept import files
+from frontend.kept.answers import ALIVE
+from frontend.kept.database import Connection
 from frontend.kept.files import KeptFile
-from frontend.kept.store import DEAD_S
 
 # Statuses of a batch, in OpenAI's words.
 VALIDATING, RUNNING, FINALIZING, CANCELLING = "validating", "in_progress", "finalizing", "cancelling"
@@ -33,7 +33,6 @@ _COLUMNS = (
     "id, tenant, format, status, created, expires, ended, endpoint, input_file, metadata, times, errors, total, "
     "input_bytes, keep_output_s, output_file, error_file, owner"
 )  # fmt: skip
-_ALIVE = "(SELECT id FROM owners WHERE seen > ?)"
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ class Counts:
     lines_running: int = 0
 
 
-def insert(db: sqlite3.Connection, one: Batch) -> None:
+def insert(db: Connection, one: Batch) -> None:
     db.execute(
         f"INSERT INTO batches ({_COLUMNS}) VALUES ({', '.join('?' * 18)})",
         (
@@ -103,16 +102,16 @@ def insert(db: sqlite3.Connection, one: Batch) -> None:
     )  # fmt: skip
 
 
-def find(db: sqlite3.Connection, id: str, tenant: str, format: str) -> Batch | None:
+def find(db: Connection, id: str, tenant: str, format: str) -> Batch | None:
     return _row(db, "id = ? AND tenant = ? AND format = ?", id, tenant, format)
 
 
-def any_of(db: sqlite3.Connection, id: str) -> Batch | None:
+def any_of(db: Connection, id: str) -> Batch | None:
     """Returns a batch of any tenant, for the processes that work on it."""
     return _row(db, "id = ?", id)
 
 
-def listed(db: sqlite3.Connection, tenant: str, format: str) -> list[str]:
+def listed(db: Connection, tenant: str, format: str) -> list[str]:
     """Returns the ids of a tenant's batches, newest first."""
     found = db.execute(
         "SELECT id FROM batches WHERE tenant = ? AND format = ? ORDER BY created DESC, rowid DESC", (tenant, format)
@@ -120,12 +119,12 @@ def listed(db: sqlite3.Connection, tenant: str, format: str) -> list[str]:
     return [id for (id,) in found]
 
 
-def open_batches(db: sqlite3.Connection) -> list[Batch]:
+def open_batches(db: Connection) -> list[Batch]:
     """Returns the batches that have not ended, oldest first, without the counts of their lines."""
     return [_made(row) for row in db.execute(f"SELECT {_COLUMNS} FROM batches WHERE ended IS NULL ORDER BY created")]
 
 
-def _row(db: sqlite3.Connection, which: str, *values: str) -> Batch | None:
+def _row(db: Connection, which: str, *values: str) -> Batch | None:
     found = db.execute(f"SELECT {_COLUMNS} FROM batches WHERE {which}", values).fetchone()
     if found is None:
         return None
@@ -143,32 +142,30 @@ def _made(row: Sequence[Any]) -> Batch:
 # validation
 
 
-def claim(db: sqlite3.Connection, id: str, owner: str) -> bool:
+def claim(db: Connection, id: str, owner: str) -> bool:
     """Makes a process the one that reads the lines of a batch, if no living process does. Forgets what others read."""
     changed = db.execute(
-        f"UPDATE batches SET owner = ? WHERE id = ? AND status = ? AND owner != ? AND owner NOT IN {_ALIVE}",
-        (owner, id, VALIDATING, owner, time.time() - DEAD_S),
+        f"UPDATE batches SET owner = ? WHERE id = ? AND status = ? AND owner != ? AND owner NOT IN {ALIVE}",
+        (owner, id, VALIDATING, owner),
     )
     if changed.rowcount:
         db.execute("DELETE FROM batch_lines WHERE batch = ?", (id,))
     return bool(changed.rowcount)
 
 
-def add_lines(db: sqlite3.Connection, id: str, owner: str, lines: Sequence[tuple[int, str, bytes]]) -> bool:
+def add_lines(db: Connection, id: str, owner: str, lines: Sequence[tuple[int, str, bytes]]) -> bool:
     """Adds lines: number, custom id and compressed body. Returns False if another process reads the batch now."""
     reads = db.execute("SELECT 1 FROM batches WHERE id = ? AND owner = ? AND status = ?", (id, owner, VALIDATING))
     if not reads.fetchone():
         return False
     db.executemany(
-        "INSERT INTO batch_lines VALUES (?, ?, ?, ?, 'waiting', '', 0, x'', ?)",
-        [(id, number, custom_id, body, len(body)) for number, custom_id, body in lines],
+        "INSERT INTO batch_lines VALUES (?, ?, ?, ?, 'waiting', '', 0, ?, ?)",
+        [(id, number, custom_id, body, b"", len(body)) for number, custom_id, body in lines],
     )
     return True
 
 
-def validated(
-    db: sqlite3.Connection, id: str, owner: str, errors: Sequence[Mapping[str, Any]], total: int, size: int
-) -> None:
+def validated(db: Connection, id: str, owner: str, errors: Sequence[Mapping[str, Any]], total: int, size: int) -> None:
     """Ends the reading of a batch: it runs, or it has failed if there are errors. size: bytes of its input"""
     status = FAILED if errors else RUNNING
     changed = db.execute(
@@ -183,7 +180,7 @@ def validated(
         _set(db, id, status)
 
 
-def release(db: sqlite3.Connection, id: str, owner: str) -> None:
+def release(db: Connection, id: str, owner: str) -> None:
     """Leaves the reading of a batch to another process."""
     db.execute("UPDATE batches SET owner = '' WHERE id = ? AND owner = ?", (id, owner))
 
@@ -191,14 +188,14 @@ def release(db: sqlite3.Connection, id: str, owner: str) -> None:
 # lines
 
 
-def take(db: sqlite3.Connection, id: str, owner: str, most: int) -> list[Line]:
+def take(db: Connection, id: str, owner: str, most: int) -> list[Line]:
     """Takes the next lines of a running batch that no living process works on."""
     if not db.execute("SELECT 1 FROM batches WHERE id = ? AND status = ?", (id, RUNNING)).fetchone():
         return []
     found = db.execute(
         "SELECT batch, number, custom_id, body, failures FROM batch_lines WHERE batch = ? AND state = 'waiting' "
-        f"AND owner != ? AND owner NOT IN {_ALIVE} ORDER BY number LIMIT ?",
-        (id, owner, time.time() - DEAD_S, most),
+        f"AND owner != ? AND owner NOT IN {ALIVE} ORDER BY number LIMIT ?",
+        (id, owner, most),
     ).fetchall()
     db.executemany(
         "UPDATE batch_lines SET owner = ? WHERE batch = ? AND number = ?", [(owner, id, row[1]) for row in found]
@@ -213,38 +210,39 @@ def _body(data: bytes) -> bytes:
         return b""
 
 
-def give_back(db: sqlite3.Connection, line: Line, owner: str, *, failed: bool) -> None:
+def give_back(db: Connection, line: Line, owner: str, *, failed: bool) -> None:
     """Lets another process have a line. failed: whether the server failed on it"""
     db.execute(
         "UPDATE batch_lines SET owner = '', failures = failures + ? WHERE batch = ? AND number = ? "
         "AND state = 'waiting' AND owner = ?",
-        (failed, line.batch, line.number, owner),
+        (int(failed), line.batch, line.number, owner),
     )
 
 
-def end_line(db: sqlite3.Connection, line: Line, owner: str, state: str, packed: bytes, size: int) -> bool:
+def end_line(db: Connection, line: Line, owner: str, state: str, packed: bytes, size: int) -> bool:
     """Writes the outcome of a line. Returns False, and writes nothing, if another process has the line.
 
     packed: the line of the output file, compressed by zlib; size: its bytes before
     """
     changed = db.execute(
-        "UPDATE batch_lines SET state = ?, output = ?, bytes = ?, owner = '', body = x'' WHERE batch = ? "
+        "UPDATE batch_lines SET state = ?, output = ?, bytes = ?, owner = '', body = ? WHERE batch = ? "
         "AND number = ? AND state = 'waiting' AND owner = ?",
-        (state, packed, size, line.batch, line.number, owner),
+        (state, packed, size, b"", line.batch, line.number, owner),
     )
     return bool(changed.rowcount)
 
 
-def waiting(db: sqlite3.Connection, id: str) -> tuple[int, int]:
+def waiting(db: Connection, id: str) -> tuple[int, int]:
     """Returns how many lines of a batch wait, and how many of them a living process works on."""
     found = db.execute(
-        f"SELECT count(*), coalesce(sum(owner IN {_ALIVE}), 0) FROM batch_lines WHERE batch = ? AND state = 'waiting'",
-        (time.time() - DEAD_S, id),
-    ).fetchone()
+        f"SELECT count(*), count(*) FILTER (WHERE owner IN {ALIVE}) FROM batch_lines "
+        "WHERE batch = ? AND state = 'waiting'",
+        (id,),
+    ).fetchone()  # fmt: skip
     return found[0], found[1]
 
 
-def unanswered(db: sqlite3.Connection, id: str) -> list[tuple[int, str]]:
+def unanswered(db: Connection, id: str) -> list[tuple[int, str]]:
     """Returns number and custom id of the next waiting lines."""
     return db.execute(
         "SELECT number, custom_id FROM batch_lines WHERE batch = ? AND state = 'waiting' ORDER BY number LIMIT ?",
@@ -252,19 +250,19 @@ def unanswered(db: sqlite3.Connection, id: str) -> list[tuple[int, str]]:
     ).fetchall()
 
 
-def close_lines(db: sqlite3.Connection, id: str, state: str, ended: Sequence[tuple[int, bytes, int]]) -> None:
+def close_lines(db: Connection, id: str, state: str, ended: Sequence[tuple[int, bytes, int]]) -> None:
     """Gives waiting lines the outcome that they were not answered: number, compressed output, and its bytes before."""
     db.executemany(
-        "UPDATE batch_lines SET state = ?, output = ?, bytes = ?, owner = '', body = x'' "
+        "UPDATE batch_lines SET state = ?, output = ?, bytes = ?, owner = '', body = ? "
         "WHERE batch = ? AND number = ? AND state = 'waiting'",
-        [(state, packed, size, id, number) for number, packed, size in ended],
+        [(state, packed, size, b"", id, number) for number, packed, size in ended],
     )
 
 
 # the life of a batch
 
 
-def _set(db: sqlite3.Connection, id: str, status: str) -> None:
+def _set(db: Connection, id: str, status: str) -> None:
     now = time.time()
     times = msgspec.json.decode(db.execute("SELECT times FROM batches WHERE id = ?", (id,)).fetchone()[0])
     ended = now if status in (COMPLETED, FAILED, CANCELLED, EXPIRED) else None
@@ -274,20 +272,20 @@ def _set(db: sqlite3.Connection, id: str, status: str) -> None:
     )
 
 
-def cancel(db: sqlite3.Connection, id: str) -> None:
+def cancel(db: Connection, id: str) -> None:
     """Asks for the end of a batch that has not ended. Lines that are answered stay answered."""
     found = db.execute("SELECT status FROM batches WHERE id = ?", (id,)).fetchone()
     if found and found[0] in (VALIDATING, RUNNING):
         _set(db, id, CANCELLING)
 
 
-def delete(db: sqlite3.Connection, id: str) -> None:
+def delete(db: Connection, id: str) -> None:
     """Deletes a batch with its lines and its output files."""
     for table, column in (("batch_lines", "batch"), ("files", "batch"), ("batches", "id")):
         db.execute(f"DELETE FROM {table} WHERE {column} = ?", (id,))
 
 
-def begin_end(db: sqlite3.Connection, id: str, before: str) -> bool:
+def begin_end(db: Connection, id: str, before: str) -> bool:
     """Begins the end of a batch: no line is taken any more. Returns False if its status is not `before`."""
     found = db.execute("SELECT status FROM batches WHERE id = ?", (id,)).fetchone()
     if found is None or found[0] != before:
@@ -296,7 +294,7 @@ def begin_end(db: sqlite3.Connection, id: str, before: str) -> bool:
     return True
 
 
-def finish(db: sqlite3.Connection, id: str) -> None:
+def finish(db: Connection, id: str) -> None:
     """Ends a batch whose lines all have an outcome: makes its output files, and gives it its last status."""
     one = any_of(db, id)
     if one is None or one.status != FINALIZING or one.counts.get(WAITING):
@@ -322,10 +320,9 @@ def finish(db: sqlite3.Connection, id: str) -> None:
     _set(db, id, EXPIRED if late else CANCELLED if CANCELLING in one.times else COMPLETED)
 
 
-def counts(db: sqlite3.Connection) -> Counts:
+def counts(db: Connection) -> Counts:
     found = db.execute(
-        f"SELECT count(DISTINCT id), count(number), coalesce(sum(batch_lines.owner IN {_ALIVE}), 0) FROM batches "
-        "LEFT JOIN batch_lines ON batch = id AND state = 'waiting' WHERE ended IS NULL",
-        (time.time() - DEAD_S,),
+        f"SELECT count(DISTINCT id), count(number), count(*) FILTER (WHERE batch_lines.owner IN {ALIVE}) FROM batches "
+        "LEFT JOIN batch_lines ON batch = id AND state = 'waiting' WHERE ended IS NULL"
     ).fetchone()
     return Counts(found[0], found[1] - found[2], found[2])

@@ -3,7 +3,6 @@
 The functions without `async` are the `work` of a Store, as in answers.py.
 """
 
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from frontend.errors import BadRequest, NotFound
+from frontend.kept.database import Connection
 from frontend.kept.store import Store, packed, unpacked
 
 MAX_PAGE, PAGE = 100, 20  # items of a page: at most, and without `limit`
@@ -37,7 +37,7 @@ def prefix(item: Mapping[str, Any]) -> str:
     return PREFIXES.get(item.get("type", "message"), "item")
 
 
-def create(db: sqlite3.Connection, id: str, tenant: str, metadata: Any, items: Sequence[Any]) -> None:
+def create(db: Connection, id: str, tenant: str, metadata: Any, items: Sequence[Any]) -> None:
     now = time.time()
     db.execute(
         "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)", (id, tenant, int(now), now, msgspec.json.encode(metadata))
@@ -45,26 +45,26 @@ def create(db: sqlite3.Connection, id: str, tenant: str, metadata: Any, items: S
     add(db, id, items, id.removeprefix("conv_"))
 
 
-def find(db: sqlite3.Connection, id: str, tenant: str) -> Conversation | None:
+def find(db: Connection, id: str, tenant: str) -> Conversation | None:
     found = db.execute(
         "SELECT id, created, metadata FROM conversations WHERE id = ? AND tenant = ?", (id, tenant)
     ).fetchone()
     return found and Conversation(found[0], found[1], msgspec.json.decode(found[2]))
 
 
-def update(db: sqlite3.Connection, id: str, metadata: Any) -> None:
+def update(db: Connection, id: str, metadata: Any) -> None:
     db.execute(
         "UPDATE conversations SET metadata = ?, used = ? WHERE id = ?",
         (msgspec.json.encode(metadata), time.time(), id),
     )  # fmt: skip
 
 
-def delete(db: sqlite3.Connection, id: str) -> None:
+def delete(db: Connection, id: str) -> None:
     db.execute("DELETE FROM items WHERE conversation = ?", (id,))
     db.execute("DELETE FROM conversations WHERE id = ?", (id,))
 
 
-def add(db: sqlite3.Connection, id: str, items: Sequence[Any], nonce: str) -> None:
+def add(db: Connection, id: str, items: Sequence[Any], nonce: str) -> None:
     """Adds items at the end, if the conversation still exists. nonce: makes the ids of items that have none"""
     if not db.execute("UPDATE conversations SET used = ? WHERE id = ?", (time.time(), id)).rowcount:
         return
@@ -74,18 +74,18 @@ def add(db: sqlite3.Connection, id: str, items: Sequence[Any], nonce: str) -> No
         db.execute("INSERT INTO items VALUES (?, ?, ?, ?)", (id, at, named["id"], packed(msgspec.json.encode(named))))
 
 
-def items(db: sqlite3.Connection, id: str) -> list[Any]:
+def items(db: Connection, id: str) -> list[Any]:
     found = db.execute("SELECT item FROM items WHERE conversation = ? ORDER BY at", (id,))
     return [msgspec.json.decode(unpacked(item)) for (item,) in found]
 
 
-def item(db: sqlite3.Connection, id: str, name: str) -> Any:
+def item(db: Connection, id: str, name: str) -> Any:
     """Returns an item by its id, the oldest of several with this id; None if there is none."""
     found = db.execute("SELECT item FROM items WHERE conversation = ? AND id = ? ORDER BY at", (id, name)).fetchone()
     return found and msgspec.json.decode(unpacked(found[0]))
 
 
-def delete_item(db: sqlite3.Connection, id: str, name: str) -> bool:
+def delete_item(db: Connection, id: str, name: str) -> bool:
     """Deletes what `item` returns. Returns whether there was one."""
     oldest = "SELECT min(at) FROM items WHERE conversation = :id AND id = :name"
     deleted = db.execute(

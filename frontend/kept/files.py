@@ -6,7 +6,6 @@ has no parts: its content are the outputs of its batch's lines, in their order.
 Each function without `async` is the `work` of a Store (see answers.py).
 """
 
-import sqlite3
 import time
 import zlib
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from frontend.errors import NotFound
+from frontend.kept.database import Connection
 from frontend.kept.store import Store
 
 PART_BYTES = 1 << 20  # size of a part; the last one is smaller
@@ -50,7 +50,7 @@ class KeptFile:
         }  # fmt: skip
 
 
-def insert(db: sqlite3.Connection, one: KeptFile) -> None:
+def insert(db: Connection, one: KeptFile) -> None:
     db.execute(
         f"INSERT INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (one.id, one.tenant, one.created, one.expires, one.filename, one.purpose, one.bytes, one.whole, one.batch,
@@ -58,20 +58,20 @@ def insert(db: sqlite3.Connection, one: KeptFile) -> None:
     )  # fmt: skip
 
 
-def add_part(db: sqlite3.Connection, id: str, number: int, packed: bytes) -> None:
+def add_part(db: Connection, id: str, number: int, packed: bytes) -> None:
     """Adds a part of a file. packed: its bytes, compressed by zlib"""
     db.execute("INSERT INTO file_parts VALUES (?, ?, ?)", (id, number, packed))
 
 
-def complete(db: sqlite3.Connection, one: KeptFile) -> None:
+def complete(db: Connection, one: KeptFile) -> None:
     """Ends an upload: the file exists from now on."""
     db.execute(
-        "UPDATE files SET whole = 1, bytes = ?, filename = ?, purpose = ?, expires = ? WHERE id = ?",
+        "UPDATE files SET whole = TRUE, bytes = ?, filename = ?, purpose = ?, expires = ? WHERE id = ?",
         (one.bytes, one.filename, one.purpose, one.expires, one.id),
     )
 
 
-def find(db: sqlite3.Connection, id: str, tenant: str) -> KeptFile | None:
+def find(db: Connection, id: str, tenant: str) -> KeptFile | None:
     found = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND whole AND (expires IS NULL OR expires > ?)",
         (id, tenant, time.time()),
@@ -79,7 +79,7 @@ def find(db: sqlite3.Connection, id: str, tenant: str) -> KeptFile | None:
     return found and KeptFile(*found)
 
 
-def listed(db: sqlite3.Connection, tenant: str, purpose: str, most: int) -> list[KeptFile]:
+def listed(db: Connection, tenant: str, purpose: str, most: int) -> list[KeptFile]:
     """Returns the newest files of a tenant, newest first. purpose: empty for all"""
     found = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND whole AND (? = '' OR purpose = ?) "
@@ -89,16 +89,18 @@ def listed(db: sqlite3.Connection, tenant: str, purpose: str, most: int) -> list
     return [KeptFile(*row) for row in found]
 
 
-def delete(db: sqlite3.Connection, id: str) -> None:
+def delete(db: Connection, id: str) -> None:
     """Deletes a file; of an output file also the outputs, so that their bytes are free."""
     (batch, states) = db.execute("SELECT batch, states FROM files WHERE id = ?", (id,)).fetchone() or ("", "")
     for state in states.split():
-        db.execute("UPDATE batch_lines SET output = x'', bytes = 0 WHERE batch = ? AND state = ?", (batch, state))
+        db.execute(
+            "UPDATE batch_lines SET output = ?, bytes = 0 WHERE batch = ? AND state = ?", (b"", batch, state)
+        )  # fmt: skip
     db.execute("DELETE FROM file_parts WHERE file = ?", (id,))
     db.execute("DELETE FROM files WHERE id = ?", (id,))
 
 
-def stored_bytes(db: sqlite3.Connection, tenant: str) -> int:
+def stored_bytes(db: Connection, tenant: str) -> int:
     """Returns the bytes of a tenant's uploads, of its waiting lines, and of the outputs of its batches."""
     (uploads,) = db.execute(
         "SELECT coalesce(sum(bytes), 0) FROM files WHERE tenant = ? AND batch = ''", (tenant,)
@@ -110,13 +112,13 @@ def stored_bytes(db: sqlite3.Connection, tenant: str) -> int:
     return int(uploads + outputs)
 
 
-def part(db: sqlite3.Connection, id: str, number: int) -> bytes | None:
+def part(db: Connection, id: str, number: int) -> bytes | None:
     """Returns a part as it was uploaded; None: there is no further part."""
     found = db.execute("SELECT data FROM file_parts WHERE file = ? AND number = ?", (id, number)).fetchone()
     return found and zlib.decompress(found[0])
 
 
-def outputs(db: sqlite3.Connection, batch: str, states: str, after: int) -> list[tuple[int, bytes]]:
+def outputs(db: Connection, batch: str, states: str, after: int) -> list[tuple[int, bytes]]:
     """Returns number and output of the next lines after the number `after` that are in one of these states."""
     wanted = states.split()
     found = db.execute(

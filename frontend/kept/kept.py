@@ -1,6 +1,6 @@
 """All kept answers, as one frontend sees them: those that it generates itself, and those in the store.
 
-Any frontend with the same store answers for any of them. If another process of this machine generates an answer, its
+Any frontend with the same store answers for any of them. If another process generates an answer, its
 stream is read from the store. If that process is gone, this one claims the answer and goes on with it.
 """
 
@@ -8,20 +8,19 @@ import asyncio
 import logging
 import os
 import secrets
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from frontend.errors import NotFound, SluiceError
 from frontend.kept import answers, usage
 from frontend.kept.answers import KeptAnswer
 from frontend.kept.batch_runner import BatchRunner
+from frontend.kept.database import Connection, Damaged, StoreError
 from frontend.kept.run import CANCELLED, Run, with_fields
-from frontend.kept.store import Damaged, Store, StoreError
-from frontend.kept.stream_log import Logs, StreamLog, delete_files
+from frontend.kept.store import Store, database_of
+from frontend.kept.stream_log import Logs, StreamLog
 from frontend.kept.usage import REFRESH_S, Stored, Usage
 from shared.config.frontend import FrontendConfig
 
@@ -37,8 +36,9 @@ class Kept:
 
     def __init__(self, config: FrontendConfig) -> None:
         owner = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self.store = Store(Path(config.store), owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
-        self.logs = Logs(self.store.path, owner, lambda: self.store.problem)
+        database = database_of(config.store)
+        self.store = Store(database, owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
+        self.logs = Logs(database.logbook(), owner, lambda: self.store.problem)
         self.batches = BatchRunner(self.store, config.batch_lines)
         self.usage = Usage(self.store, config.store_max_key_bytes)
         self.stored: dict[str, Stored] = {}  # what each key has, as it was counted last
@@ -82,6 +82,8 @@ class Kept:
                 replaced = await self.store.write(partial(_insert_logged, answer, run.log))
             except StoreError as exc:
                 run.problem = exc.message
+                if exc.uncertain:
+                    self.store.insist(partial(answers.delete, id=answer.id))
             else:
                 for id in replaced:
                     if (old := self.runs.get(id)) is not None and not old.answer.listed:
@@ -225,16 +227,16 @@ class Kept:
                 run.lost()
 
     async def _tidy(self, *, leaving: bool = False) -> None:
-        paths = await self.store.write(partial(self.logs.tidy, leaving=leaving))
-        if paths:
-            await self.store.read(lambda db: delete_files(paths))
+        parts = await self.store.write(partial(self.logs.tidy, leaving=leaving))
+        if parts:
+            await self.store.read(partial(self.logs.book.delete, parts=parts))
 
 
-def _insert_logged(answer: KeptAnswer, log: StreamLog, db: sqlite3.Connection) -> list[str]:
+def _insert_logged(answer: KeptAnswer, log: StreamLog, db: Connection) -> list[str]:
     log.prepare()
     return answers.insert(db, answer)
 
 
-def _end_cancelled(answer: KeptAnswer, db: sqlite3.Connection) -> None:
+def _end_cancelled(answer: KeptAnswer, db: Connection) -> None:
     response = with_fields(answer.response, status=CANCELLED) if answer.response else None
     answers.end(db, answer.id, answer.epoch, CANCELLED, response, None)

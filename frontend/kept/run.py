@@ -13,7 +13,6 @@ or has lost the answer to another one, its readers get no last event: their stre
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,8 @@ from frontend.errors import SluiceError
 from frontend.generation.generation import Generation
 from frontend.kept import answers
 from frontend.kept.answers import Arrival, KeptAnswer, Piece, Record
-from frontend.kept.store import Store, StoreError
+from frontend.kept.database import Connection, StoreError
+from frontend.kept.store import Store
 from frontend.kept.stream_log import Logs, StreamLog
 from frontend.request import Delta
 from frontend.server.sse import SERVER_SENT_EVENTS, Framing, StreamWriter
@@ -130,7 +130,7 @@ class Run:
         self.shown, self.begun, self.over = 0, False, False
         self.cut = False  # whether another process goes on with the answer
         self.problem = ""  # why the answer is not kept
-        self.also: Callable[[sqlite3.Connection, bytes], None] | None = None  # written with a response that succeeded
+        self.also: Callable[[Connection, bytes], None] | None = None  # written with a response that succeeded
         self.response = b""  # the finished response of an answer that is listed
         self._store, self._logs, self.log = store, logs, log
         self._writer, self._stream_error, self._gone = writer, stream_error, gone
@@ -351,7 +351,7 @@ class Run:
         work = partial(self._logs.release, id=self.answer.id, epoch=self.answer.epoch, shown=self.shown)
         self._store.post(work, partial(self._released, work))
 
-    def _released(self, work: Callable[[sqlite3.Connection], None], done: None, error: StoreError | None) -> None:
+    def _released(self, work: Callable[[Connection], None], done: None, error: StoreError | None) -> None:
         if error is not None:
             self._store.insist(work)
         self._end(self.shown)
@@ -373,7 +373,7 @@ class Run:
         stream = Piece(self._number - 1, 0, bytes(self._events.data), []) if self.manner.logged else None
         self._store.post(partial(self._write_end, stream=stream), partial(self._end_committed, at, last))
 
-    def _write_end(self, db: sqlite3.Connection, stream: Piece | None) -> bool:
+    def _write_end(self, db: Connection, stream: Piece | None) -> bool:
         """Runs in the store's thread."""
         answer = self.answer
         if self.manner.logged:

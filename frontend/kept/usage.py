@@ -7,14 +7,14 @@ files, batches and conversations, which are only deleted by their owner or their
 The functions without `async` are the `work` of a Store (see answers.py).
 """
 
-import sqlite3
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 
 from frontend.kept import files
-from frontend.kept.store import SWEEP_ROWS, Store, StoreError
+from frontend.kept.database import Connection, StoreError
+from frontend.kept.store import SWEEP_ROWS, Store
 
 STORAGE_LIMIT = "storage_limit"  # the code of errors
 KNOWN_S = 2.0  # how long a count of a key's bytes is used
@@ -29,7 +29,7 @@ class Stored:
     answers: int = 0
 
 
-def of_tenant(db: sqlite3.Connection, tenant: str) -> int:
+def of_tenant(db: Connection, tenant: str) -> int:
     """Returns the bytes of a tenant."""
     (own,) = db.execute("SELECT coalesce(sum(bytes), 0) FROM answers WHERE tenant = ?", (tenant,)).fetchone()
     (items,) = db.execute(
@@ -40,7 +40,7 @@ def of_tenant(db: sqlite3.Connection, tenant: str) -> int:
     return files.stored_bytes(db, tenant) + int(own + items)
 
 
-def of_all(db: sqlite3.Connection) -> dict[str, Stored]:
+def of_all(db: Connection) -> dict[str, Stored]:
     """Returns what each key has, by its name. A fairness id of a gateway, behind the name, does not count."""
     tenants = db.execute(
         "SELECT tenant FROM answers UNION SELECT tenant FROM conversations UNION SELECT tenant FROM files "
@@ -54,7 +54,7 @@ def of_all(db: sqlite3.Connection) -> dict[str, Stored]:
     return dict(found)
 
 
-def make_room(db: sqlite3.Connection, tenant: str, most: int) -> int:
+def make_room(db: Connection, tenant: str, most: int) -> int:
     """Deletes the oldest ended answers of a tenant until it has at most `most` bytes. Returns the bytes it has then."""
     while (stored := of_tenant(db, tenant)) > most:
         rows = db.execute(

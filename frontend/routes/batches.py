@@ -1,7 +1,6 @@
 """Batches on a server with a store: OpenAI's /v1/batches and Anthropic's message batches, made, shown and ended."""
 
 import secrets
-import sqlite3
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from frontend.errors import BadRequest, NotFound
 from frontend.kept import batches, conversations, files
 from frontend.kept.batch_runner import BatchFormat
 from frontend.kept.batches import Batch
+from frontend.kept.database import Connection
 from frontend.kept.kept import Kept
 from frontend.routes.files import check_stored
 from frontend.routes.kept import store_of, tenant_of
@@ -88,7 +88,7 @@ async def create_messages(app: AppState, request: Request) -> Response:
     return json_response(anthropic.shown(await _again(kept, one), _url(request)))
 
 
-def _insert_whole(one: Batch, lines: Sequence[tuple[int, str, bytes]], db: sqlite3.Connection) -> None:
+def _insert_whole(one: Batch, lines: Sequence[tuple[int, str, bytes]], db: Connection) -> None:
     batches.insert(db, one)
     batches.add_lines(db, one.id, one.owner, lines)
     batches.validated(db, one.id, one.owner, [], len(lines), sum(len(data) for _, _, data in lines))

@@ -9,7 +9,6 @@ the rest of the server, and the store, know only whole requests.
 """
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,9 +31,9 @@ from frontend.generation.generation import Generation
 from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
 from frontend.kept.answers import Arrival, KeptAnswer, Piece, Recipe
+from frontend.kept.database import Connection, StoreError
 from frontend.kept.kept import Kept
 from frontend.kept.run import Cut, Manner, Run, offset_after, with_fields
-from frontend.kept.store import StoreError
 from frontend.kept.stream_log import StreamLog
 from frontend.model_context import check_task
 from frontend.request import GenerationRequest
@@ -214,14 +213,14 @@ def _made(
 # requests that follow a kept response
 
 
-def _conversation_of(answer: KeptAnswer) -> Callable[[sqlite3.Connection, bytes], None] | None:
+def _conversation_of(answer: KeptAnswer) -> Callable[[Connection, bytes], None] | None:
     """Returns what adds the items of an answer to its conversation; None: it has none."""
     conversation = answer.recipe.echoed.get("conversation")
     if conversation is None:
         return None
     given = as_items(msgspec.json.decode(answer.body)["input"])[answer.recipe.earlier :]
 
-    def add(db: sqlite3.Connection, response: bytes) -> None:
+    def add(db: Connection, response: bytes) -> None:
         items = given + msgspec.json.decode(response)["output"]
         conversations.add(db, conversation["id"], items, answer.recipe.nonce)
 

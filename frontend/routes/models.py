@@ -158,7 +158,7 @@ async def _batches(app: AppState, request: Request) -> statistics.BatchesWaiting
     if app.kept is None:
         return None
     from frontend.kept import batches, usage
-    from frontend.kept.store import StoreError
+    from frontend.kept.database import StoreError
     from frontend.routes.kept import tenant_of
 
     try:

@@ -149,8 +149,9 @@ class FrontendConfig:
     )  # fmt: skip
     store: str = setting(
         "none", "file in which answers are kept that ask for it, so that they outlive their client and this process: "
-        "stateful responses, and streams that can be resumed (docs/kept-answers.md); it has prompts and answers; "
-        "none: nothing is written",
+        "stateful responses, and streams that can be resumed (docs/kept-answers.md); it has prompts and answers; or a "
+        "postgresql:// URL, whose database the frontends of several hosts share (a password is better given in the "
+        "variable, in PGPASSWORD or in ~/.pgpass); none: nothing is written", secret=True,
     )  # fmt: skip
     store_max_age: float = setting(
         30 * 86_400.0, "kept answers that ended this long ago are deleted; 0: no limit", unit="seconds", at_least=0

@@ -26,7 +26,7 @@ KINDS = ("plain", "grammar", "n", "pictures", "adapters")
 FORMS = ("stream", "background", "batch")
 ADAPTER = "tuned"  # the name of the server's adapter
 RETRY_S, AWAY_S = 0.1, 1.0
-DAMAGED = "damaged in the file"
+DAMAGED = "damaged in the store"
 NOT_KEPT = b": this answer is not kept"
 COUNT = 2  # choices of a request with several
 

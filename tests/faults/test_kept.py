@@ -1,13 +1,16 @@
 """A short run of `python -m tests.faults --kept`: every kind of kept answer through two of its faults."""
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.kept import FAULTS, KeptRow, disturbed, table, write_model
+from tests import postgres
+from tests.faults.kept import FAULTS, KeptRow, disturbed, plain_folder, table, write_model
 from tests.faults.kept_clients import FORMS, KINDS, Asked, Received, all_asked, undisturbed
 from tests.faults.server import ServerUnderTest, running
 
@@ -19,10 +22,26 @@ class KeptBench:
     expected: dict[Asked, Any]
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptBench]:
+@contextmanager
+def store(kind: str) -> Iterator[Callable[[Path], dict[str, str]]]:
+    """Yields what names the store of a server."""
+    if kind == "sqlite":
+        yield plain_folder
+        return
+    if problem := postgres.missing():
+        pytest.skip(problem)
+    with postgres.postgres() as server:
+        url = server.emptied()
+        yield lambda home: {"SLUICE_STORE": url}
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptBench]:
     model, asked = write_model(tmp_path_factory.mktemp("model")), all_asked(1, 30)
-    with running(model.plan(FAULTS["both-killed"])) as server:
+    with (
+        store(request.param) as prepare,
+        running(model.plan(replace(FAULTS["both-killed"], prepare=prepare))) as server,
+    ):
         yield KeptBench(server, asked, asyncio.run(undisturbed(server.url, asked)))
 
 

@@ -20,6 +20,7 @@ def test_env_lists_versions_and_machine_without_keys(
 ) -> None:
     monkeypatch.setenv("SLUICE_PORT", "99")
     monkeypatch.setenv("SLUICE_API_KEY", "secret")
+    monkeypatch.setenv("SLUICE_STORE", "postgresql://u:secret@host/db")
     code, out, _ = sluice(capsys, "env")
     lines = dict(line.split("  ", 1) for line in out.splitlines())
     assert code == 0

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -225,7 +226,10 @@ def test_serve_gets_the_flags_of_the_name_and_of_the_user(
     started: list[list[str]] = []
     monkeypatch.setattr(command, "main", lambda words: started.append(words) or 0)
     monkeypatch.setattr(command, "find", lambda name: NamedModel("demo", ("--max-seq-len=64", "--no-prefix-cache")))
-    assert sluice(capsys, "run", "mine", "--serve", "--port", "1234", "--max-seq-len=32")[0] == 0
+    monkeypatch.setenv("SLUICE_API_KEY", "of-the-environment")
+    flags = ("--port", "1234", "--max-seq-len=32", "--api-key", "given")
+    assert sluice(capsys, "run", "mine", "--serve", *flags)[0] == 0
+    assert os.environ["SLUICE_API_KEY"] == "given", "no other user is to see it on a command line"
     assert started == [["serve", "--model=demo", "--max-seq-len=32", "--no-prefix-cache", "--port=1234"]]
 
 

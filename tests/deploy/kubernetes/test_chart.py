@@ -56,7 +56,7 @@ SETS: dict[str, dict[str, Any]] = {
     "reachable": {
         "ingress": {"enabled": True, "tlsSecret": "cert"}, "drainTimeoutSeconds": 300, "metricsPrefix": "vllm:",
         "gatewayRoute": {"enabled": True, "gatewayNamespace": "edge"}, "workerAutoscaling": {"kind": "keda"},
-        "apiKeys": {"admins": True},
+        "apiKeys": {"admins": True}, "store": {"enabled": True},
     },
     "groups": {
         "device": "cpu", "model": {"weightsGb": 15.3, "kvCacheGb": 20}, "worker": {"hosts": 4, "replicas": 2},

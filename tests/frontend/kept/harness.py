@@ -1,12 +1,14 @@
 """Servers over fake pools that share a store, and models whose tokens come one by one when the test says so."""
 
+import re
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 
+from frontend.kept.store import Store, database_of
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m
@@ -14,6 +16,71 @@ from tests.fakes import MODEL, FakePool
 from tests.frontend.serving import app_over, serving
 
 LIMITS = m.Limits(max_seq_len=8192, vocab_size=269, eos_token_ids=(265,))
+
+
+class KeptStore(Protocol):
+    """A store as --store names it (`str`). files: what nobody else may read"""
+
+    files: tuple[Path, ...]
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        """Runs a statement beside the server, and returns what it finds."""
+
+    def gone(self) -> None:
+        """Has the store, and the logs of streams, say that the process of all running answers is gone."""
+
+
+class SQLiteStore:
+    def __init__(self, path: Path) -> None:
+        self.path, self.files = path, (path,)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        return rows_of(str(self), query, *values)
+
+    def gone(self) -> None:
+        for path in self.path.parent.glob("answers.db-streams-*"):
+            path.rename(path.with_name(re.sub("streams-.*-", "streams-gone-", path.name)))
+        self.rows("UPDATE answers SET owner = 'gone' WHERE ended IS NULL")
+
+
+class PostgresStore:
+    files = ()
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __str__(self) -> str:
+        return self.url
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        return rows_of(self.url, query, *values)
+
+    def gone(self) -> None:
+        """The process may not say any more that it lives. The one that takes over removes its fences."""
+        self.rows("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        for (owner,) in self.rows("SELECT DISTINCT owner FROM answers WHERE ended IS NULL"):
+            self.rows(
+                f"CREATE TRIGGER \"{owner}\" BEFORE INSERT OR UPDATE ON owners FOR EACH ROW WHEN (NEW.id = '{owner}') "
+                "EXECUTE FUNCTION nothing()"
+            )
+            self.rows("DELETE FROM owners WHERE id = ?", owner)
+
+
+async def opened(store: KeptStore, owner: str) -> Store:
+    """Opens the store of a process. The caller closes it."""
+    made = Store(database_of(str(store)), owner, max_age_s=0, max_bytes=0)
+    made.start()
+    await made.read(lambda db: None)
+    return made
+
+
+def rows_of(store: str, query: str, *values: Any) -> list[Any]:
+    with closing(database_of(store).open()) as db:
+        found = db.execute(query, values)
+        return found.fetchall() if query.startswith("SELECT") else []
 
 
 class Held:
@@ -50,7 +117,11 @@ class Held:
 
 @asynccontextmanager
 async def keeping(
-    pool: FakePool, tokenizer: Tokenizer, store: Path, apps: list[Starlette] | None = None, **config: Any
+    pool: FakePool,
+    tokenizer: Tokenizer,
+    store: Path | KeptStore,
+    apps: list[Starlette] | None = None,
+    **config: Any,
 ) -> AsyncIterator[str]:
     """Serves an app with a store, and yields its URL. apps: gets the app"""
     app = app_over(pool, tokenizer, store=str(store), **config)

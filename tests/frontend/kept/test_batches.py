@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -26,17 +25,12 @@ from shared.checkpoint import Task
 from tests.fakes import MODEL, FakePool, pooling
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.api.scripted import anthropic_sdk, openai_sdk
-from tests.frontend.kept.harness import keeping
+from tests.frontend.kept.harness import KeptStore, keeping
 from tests.frontend.serving import until
 from tests.frontend.speaking import Model
 
 LIMITS = m.Limits(max_seq_len=8192, vocab_size=269, eos_token_ids=(265,))
 BATCH: dict[str, Any] = {"endpoint": "/v1/completions", "completion_window": "24h"}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "answers.db"
 
 
 class Echo:
@@ -86,20 +80,15 @@ async def lines_of(sdk: openai.AsyncOpenAI, id: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def served(store: Path, tokenizer: Tokenizer, **config: Any) -> AsyncIterator[tuple[Echo, openai.AsyncOpenAI]]:
+async def served(
+    store: KeptStore, tokenizer: Tokenizer, **config: Any
+) -> AsyncIterator[tuple[Echo, openai.AsyncOpenAI]]:
     echo = Echo()
     async with keeping(echo.pool, tokenizer, store, **config) as url, openai_sdk(url) as sdk:
         yield echo, sdk
 
 
-def rows(store: Path, query: str, *values: Any) -> list[Any]:
-    with sqlite3.connect(store, timeout=5) as db:
-        found = db.execute(query, values).fetchall()
-    db.close()
-    return found
-
-
-async def test_files_are_kept_and_deleted(qwen: Model, store: Path) -> None:
+async def test_files_are_kept_and_deleted(qwen: Model, store: KeptStore) -> None:
     data = jsonl(*map(line, range(3))) * 20_000  # several parts
     async with served(store, qwen.tokenizer) as (_, sdk):
         made = await sdk.files.create(file=("näme.jsonl", data), purpose="batch")
@@ -115,10 +104,10 @@ async def test_files_are_kept_and_deleted(qwen: Model, store: Path) -> None:
         assert (await sdk.files.delete(made.id)).deleted
         with pytest.raises(openai.NotFoundError):
             await sdk.files.content(made.id)
-    assert rows(store, "SELECT DISTINCT file FROM file_parts") == [(other.id,)]
+    assert store.rows("SELECT DISTINCT file FROM file_parts") == [(other.id,)]
 
 
-async def test_form_is_read_however_it_is_cut(qwen: Model, store: Path) -> None:
+async def test_form_is_read_however_it_is_cut(qwen: Model, store: KeptStore) -> None:
     content = b"\r\n--x\r\n--xy\r--xyz\r\n\r\n" * 3
     form = (
         b'--xyzw\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--xyzw \r\n'
@@ -144,10 +133,10 @@ async def test_form_is_read_however_it_is_cut(qwen: Model, store: Path) -> None:
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "malformed_form"), refused.text
         wrong = await send(form.replace(b"\r\nbatch\r\n", b"\r\nvision\r\n"), 1000)
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "purpose")
-    assert rows(store, "SELECT count(*) FROM files") == [(5,)]
+    assert store.rows("SELECT count(*) FROM files") == [(5,)]
 
 
-async def test_batch_has_an_outcome_for_every_line(qwen: Model, store: Path) -> None:
+async def test_batch_has_an_outcome_for_every_line(qwen: Model, store: KeptStore) -> None:
     wrong = line(7)
     wrong["body"] = {"model": "tiny", "prompt": "", "max_tokens": 10}
     async with served(store, qwen.tokenizer) as (echo, sdk):
@@ -189,7 +178,7 @@ async def test_batch_has_an_outcome_for_every_line(qwen: Model, store: Path) -> 
         ("no object", "invalid_json_line"), (line(9, body={"prompt": "x" * 2000}), "line_too_long"),
     ],
 )  # fmt: skip
-async def test_wrong_lines_fail_their_batch_by_number(qwen: Model, store: Path, wrong: Any, code: str) -> None:
+async def test_wrong_lines_fail_their_batch_by_number(qwen: Model, store: KeptStore, wrong: Any, code: str) -> None:
     async with served(store, qwen.tokenizer, max_body_bytes=1024) as (echo, sdk):
         done = await ended(sdk, (await begun(sdk, line(0), line(1), wrong, line(3))).id)
         assert done.status == "failed" and done.failed_at and not echo.pool.submitted
@@ -197,7 +186,7 @@ async def test_wrong_lines_fail_their_batch_by_number(qwen: Model, store: Path, 
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/responses"])
-async def test_chats_of_a_batch_are_answered_as_requests_are(qwen: Model, store: Path, endpoint: str) -> None:
+async def test_chats_of_a_batch_are_answered_as_requests_are(qwen: Model, store: KeptStore, endpoint: str) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
     if endpoint == "/v1/responses":
         asked = {"model": "tiny", "input": "Hi"}
@@ -209,10 +198,10 @@ async def test_chats_of_a_batch_are_answered_as_requests_are(qwen: Model, store:
         assert found.keys() == alone.keys()
         assert found.get("choices") == alone.get("choices") and found["usage"] == alone["usage"]
         assert found.get("store", False) is False
-    assert len(rows(store, "SELECT id FROM answers")) == (endpoint == "/v1/responses")
+    assert len(store.rows("SELECT id FROM answers")) == (endpoint == "/v1/responses")
 
 
-async def test_embeddings_of_a_batch_are_those_of_requests(tmp_path: Path, store: Path) -> None:
+async def test_embeddings_of_a_batch_are_those_of_requests(tmp_path: Path, store: KeptStore) -> None:
     """Lines with several texts, with fields, and one that the route refuses."""
     tokenizer = small_tokenizer(tmp_path)
     tokenizer.task = Task("embed", prompts={"query": "Q:"})
@@ -239,7 +228,7 @@ async def test_embeddings_of_a_batch_are_those_of_requests(tmp_path: Path, store
     assert refused["response"]["body"]["error"]["message"] == alone[-1].json()["error"]["message"]
 
 
-async def test_other_keys_see_neither_files_nor_batches(qwen: Model, store: Path, tmp_path: Path) -> None:
+async def test_other_keys_see_neither_files_nor_batches(qwen: Model, store: KeptStore, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k1 ann\nk2 bob\n")
     keys.chmod(0o600)
@@ -264,7 +253,7 @@ async def test_other_keys_see_neither_files_nor_batches(qwen: Model, store: Path
         assert stored["k1"] > len(jsonl(line(1))) and stored["k2"] == 0
 
 
-async def test_cancelled_batch_keeps_what_was_answered(qwen: Model, store: Path) -> None:
+async def test_cancelled_batch_keeps_what_was_answered(qwen: Model, store: KeptStore) -> None:
     async with served(store, qwen.tokenizer, batch_lines=2) as (echo, sdk):
         echo.delay_s = 0.02
         made = await begun(sdk, *map(line, range(20)))
@@ -281,26 +270,26 @@ async def test_cancelled_batch_keeps_what_was_answered(qwen: Model, store: Path)
             await sdk.batches.cancel(made.id)
 
 
-async def test_late_lines_expire(qwen: Model, store: Path) -> None:
+async def test_late_lines_expire(qwen: Model, store: KeptStore) -> None:
     async with served(store, qwen.tokenizer, batch_lines=1) as (echo, sdk):
         echo.held = True
         made = await begun(sdk, line(1), line(2))
         await until(lambda: len(echo.pool.submitted) == 1)
-        rows(store, "UPDATE batches SET expires = 1")
+        store.rows("UPDATE batches SET expires = 1")
         done = await ended(sdk, made.id)
         assert done.status == "expired" and done.request_counts.failed == 2
         errors = await lines_of(sdk, done.error_file_id)
         assert {one["error"]["code"] for one in errors} == {"batch_expired"} and done.output_file_id is None
 
 
-async def test_overloaded_server_ends_no_line(qwen: Model, store: Path) -> None:
+async def test_overloaded_server_ends_no_line(qwen: Model, store: KeptStore) -> None:
     async with served(store, qwen.tokenizer) as (echo, sdk):
         echo.pool.refusals[0] = Overloaded("full", code="queue_full", retry_after=1.0)
         done = await ended(sdk, (await begun(sdk, line(1), line(2))).id)
         assert done.request_counts.completed == 2 and len(echo.pool.submitted) >= 2
 
 
-async def test_one_line_runs_beside_clients(qwen: Model, store: Path) -> None:
+async def test_one_line_runs_beside_clients(qwen: Model, store: KeptStore) -> None:
     async with served(store, qwen.tokenizer) as (echo, sdk):
         echo.held = True
         live = asyncio.create_task(sdk.completions.create(model="tiny", prompt="Live", max_tokens=20))
@@ -314,7 +303,7 @@ async def test_one_line_runs_beside_clients(qwen: Model, store: Path) -> None:
         assert (await ended(sdk, made.id)).request_counts.completed == 20
 
 
-async def test_processes_share_a_batch_and_lose_lines_without_a_trace(qwen: Model, store: Path) -> None:
+async def test_processes_share_a_batch_and_lose_lines_without_a_trace(qwen: Model, store: KeptStore) -> None:
     """Both lose the lines that they work on, again and again, as if they had been killed and started anew."""
     rng = random.Random(7)
     undisturbed = [f"Line {number}" for number in range(40)]
@@ -327,7 +316,7 @@ async def test_processes_share_a_batch_and_lose_lines_without_a_trace(qwen: Mode
         made = await begun(sdk, *map(line, range(40)))
         while (await sdk.batches.retrieve(made.id)).status != "completed":
             lost = "state = 'waiting' AND owner != '' AND number % 3 = ?"
-            rows(store, f"UPDATE batch_lines SET owner = 'gone' WHERE {lost}", rng.randrange(3))
+            store.rows(f"UPDATE batch_lines SET owner = 'gone' WHERE {lost}", rng.randrange(3))
             await asyncio.sleep(rng.random() * 0.05)
         done = await sdk.batches.retrieve(made.id)
         output = await lines_of(sdk, done.output_file_id)
@@ -338,20 +327,20 @@ async def test_processes_share_a_batch_and_lose_lines_without_a_trace(qwen: Mode
     assert len(asked) == 40 and max(asked.values()) > 1  # some were computed twice, and written once
 
 
-async def test_next_process_goes_on_with_what_a_dead_one_left(qwen: Model, store: Path) -> None:
+async def test_next_process_goes_on_with_what_a_dead_one_left(qwen: Model, store: KeptStore) -> None:
     """The first ends in the middle of its lines, and once more while it reads the input."""
     async with served(store, qwen.tokenizer, batch_lines=2) as (echo, sdk):
         echo.held = True
         first = await begun(sdk, *map(line, range(5)))
         await until(lambda: len(echo.pool.submitted) == 1 + 1)
-    rows(store, "UPDATE batch_lines SET owner = 'gone' WHERE number = 2")
-    rows(store, "UPDATE batches SET status = 'validating', owner = 'gone'")
+    store.rows("UPDATE batch_lines SET owner = 'gone' WHERE number = 2")
+    store.rows("UPDATE batches SET status = 'validating', owner = 'gone'")
     async with served(store, qwen.tokenizer) as (_, sdk):
         done = await ended(sdk, first.id)
         assert done.request_counts.completed == 5 and len(await lines_of(sdk, done.output_file_id)) == 5
 
 
-async def test_bounds_are_refused_by_name(qwen: Model, store: Path) -> None:
+async def test_bounds_are_refused_by_name(qwen: Model, store: KeptStore) -> None:
     async with served(store, qwen.tokenizer, max_file_bytes=2000, store_max_key_bytes=3000) as (_, sdk):
         with pytest.raises(openai.APIStatusError, match="--max-file-bytes") as refused:
             await sdk.files.create(file=b"x" * 2001, purpose="batch")
@@ -362,7 +351,7 @@ async def test_bounds_are_refused_by_name(qwen: Model, store: Path) -> None:
         file = await sdk.files.create(file=b"x" * 600, purpose="batch")
         with pytest.raises(openai.APIStatusError, match="--store-max-key-bytes"):
             await sdk.batches.create(input_file_id=file.id, **BATCH)
-    assert rows(store, "SELECT count(*) FROM files") == [(2,)]
+    assert store.rows("SELECT count(*) FROM files") == [(2,)]
 
 
 async def test_server_without_a_store_names_the_flag(qwen: Model) -> None:
@@ -379,7 +368,7 @@ def message(number: int, **params: Any) -> Any:
     return {"custom_id": f"id-{number}", "params": asked | params}
 
 
-async def test_message_batches_have_results(qwen: Model, store: Path) -> None:
+async def test_message_batches_have_results(qwen: Model, store: KeptStore) -> None:
     echo = Echo()
     async with keeping(echo.pool, qwen.tokenizer, store) as url, anthropic_sdk(url) as sdk:
         made = await sdk.messages.batches.create(requests=[message(1), message(2), message(3, max_tokens=0)])

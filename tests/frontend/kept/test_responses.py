@@ -9,18 +9,13 @@ import openai
 import pytest
 
 from tests.frontend.api.scripted import openai_sdk
-from tests.frontend.kept.harness import Held, keeping
+from tests.frontend.kept.harness import Held, KeptStore, keeping
 from tests.frontend.speaking import Model
 
 ASKED: dict[str, Any] = {"model": "tiny", "max_output_tokens": 500}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "answers.db"
-
-
-async def test_response_is_shown_by_its_id_and_deleted(qwen: Model, store: Path) -> None:
+async def test_response_is_shown_by_its_id_and_deleted(qwen: Model, store: KeptStore) -> None:
     qwen.says = ["Hi"]
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         made = await sdk.responses.create(input="Hello", **ASKED)
@@ -31,11 +26,12 @@ async def test_response_is_shown_by_its_id_and_deleted(qwen: Model, store: Path)
         await sdk.responses.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             await sdk.responses.retrieve(made.id)
-    assert store.stat().st_mode & 0o777 == 0o600 and store.parent.stat().st_mode & 0o777 == 0o700
+    for file in store.files:
+        assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_chain_has_the_prompt_of_the_whole_conversation(qwen: Model, store: Path, streamed: bool) -> None:
+async def test_chain_has_the_prompt_of_the_whole_conversation(qwen: Model, store: KeptStore, streamed: bool) -> None:
     qwen.says = ["One", "Two", "Three", "Two", "Three"]
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         first = await sdk.responses.create(input="A", instructions="Be short.", **ASKED)
@@ -60,7 +56,7 @@ async def test_chain_has_the_prompt_of_the_whole_conversation(qwen: Model, store
     assert prompts[1:3] == prompts[3:5]
 
 
-async def test_response_that_is_not_stored_cannot_be_followed(qwen: Model, store: Path) -> None:
+async def test_response_that_is_not_stored_cannot_be_followed(qwen: Model, store: KeptStore) -> None:
     qwen.says = ["One"]
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         made = await sdk.responses.create(input="A", store=False, **ASKED)
@@ -70,7 +66,7 @@ async def test_response_that_is_not_stored_cannot_be_followed(qwen: Model, store
     assert refused.value.code == "previous_response_not_found" and refused.value.param == "previous_response_id"
 
 
-async def test_other_keys_do_not_see_a_response(qwen: Model, store: Path, tmp_path: Path) -> None:
+async def test_other_keys_do_not_see_a_response(qwen: Model, store: KeptStore, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k1 ann\nk2 bob\n")
     keys.chmod(0o600)
@@ -93,7 +89,7 @@ async def test_other_keys_do_not_see_a_response(qwen: Model, store: Path, tmp_pa
         assert (await ann.responses.retrieve(made.id)).id == made.id
 
 
-async def test_conversation_gets_input_and_output(qwen: Model, store: Path) -> None:
+async def test_conversation_gets_input_and_output(qwen: Model, store: KeptStore) -> None:
     qwen.says = ["One", "Two", "Two"]
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         made = await sdk.conversations.create(metadata={"topic": "x"}, items=[{"role": "user", "content": "A"}])
@@ -110,7 +106,7 @@ async def test_conversation_gets_input_and_output(qwen: Model, store: Path) -> N
     assert qwen.pool.submitted[1].prompt == qwen.pool.submitted[2].prompt
 
 
-async def test_tokens_before_a_request_are_counted_with_it(qwen: Model, store: Path) -> None:
+async def test_tokens_before_a_request_are_counted_with_it(qwen: Model, store: KeptStore) -> None:
     qwen.says = ["One"]
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         count = sdk.responses.input_tokens.count
@@ -130,7 +126,7 @@ async def test_tokens_before_a_request_are_counted_with_it(qwen: Model, store: P
             await sdk.responses.input_tokens.count(model="tiny", input="B", previous_response_id=first.id)
 
 
-async def test_item_of_a_conversation_is_read_and_deleted(qwen: Model, store: Path) -> None:
+async def test_item_of_a_conversation_is_read_and_deleted(qwen: Model, store: KeptStore) -> None:
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         made = await sdk.conversations.create(items=[{"role": "user", "content": text} for text in ("A", "B")])
         first, second = (await sdk.conversations.items.list(made.id, order="asc")).data
@@ -146,7 +142,7 @@ async def test_item_of_a_conversation_is_read_and_deleted(qwen: Model, store: Pa
         assert (await sdk.conversations.items.list(made.id)).data == [second]
 
 
-async def test_background_is_polled_streamed_again_and_cancelled(qwen: Model, store: Path) -> None:
+async def test_background_is_polled_streamed_again_and_cancelled(qwen: Model, store: KeptStore) -> None:
     held = Held(qwen.tokenizer, "Hello there")
     async with keeping(held.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
         made = await sdk.responses.create(input="A", background=True, **ASKED)
@@ -173,7 +169,7 @@ async def test_background_is_polled_streamed_again_and_cancelled(qwen: Model, st
             await sdk.responses.create(input="A", background=True, store=False, **ASKED)
 
 
-async def test_errors_of_a_kept_response_are_those_of_any_other(qwen: Model, store: Path) -> None:
+async def test_errors_of_a_kept_response_are_those_of_any_other(qwen: Model, store: KeptStore) -> None:
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
         for body, name in (
             ({"input": "A", "background": 3}, "background"),

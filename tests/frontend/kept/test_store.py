@@ -16,12 +16,14 @@ from starlette.applications import Starlette
 
 from frontend.kept import answers
 from frontend.kept.answers import KeptAnswer, Piece, Recipe, Record
+from frontend.kept.database import Connection, StoreError
 from frontend.kept.kept import Kept
-from frontend.kept.store import Store, StoreError, check_store, open_file, sweep, used_bytes
+from frontend.kept.sqlite import open_file
+from frontend.kept.store import Store, check_store, sweep
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 from tests.frontend.api.scripted import openai_sdk
-from tests.frontend.kept.harness import blocks, keeping
+from tests.frontend.kept.harness import KeptStore, blocks, keeping, opened
 from tests.frontend.speaking import Model
 
 RECIPE = Recipe([[1, 2]], [7], "fp", "0", 1, {})
@@ -37,10 +39,9 @@ def answer(id: str, **more: Any) -> KeptAnswer:
     return KeptAnswer(id, **fields)
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    made = Store(tmp_path / "answers.db", "me", max_age_s=0, max_bytes=0)
-    made.start()
+@pytest.fixture(name="open_store")
+async def fixture_of_open_store(store: KeptStore) -> AsyncIterator[Store]:
+    made = await opened(store, "me")
     yield made
     await made.close()
 
@@ -74,7 +75,7 @@ async def test_folder_or_device_is_refused_before_the_start_and_later_is_a_store
     await kept.store.close()
 
 
-async def test_only_the_owner_writes(store: Store) -> None:
+async def test_only_the_owner_writes(open_store: Store) -> None:
     piece = Piece(1, 0, b"data: x\n\ndata: y\n\n", [[(0, [5, 6], False)], [(1, [], True), (0, [7], True)]])
     records = [
         Record("a", 1, 0, 0, b"data: x\n\n", [(0, [5, 6], False)]),
@@ -82,55 +83,56 @@ async def test_only_the_owner_writes(store: Store) -> None:
         Record("a", 2, 2, 18, b"of another epoch", []),
         Record("a", 1, 3, 18, b"behind one that is missing", []),
     ]
-    await store.write(partial(answers.insert, one=answer("a")))
+    await open_store.write(partial(answers.insert, one=answer("a")))
     for _ in range(2):
-        await store.write(partial(answers.extend, owner="me", records=lambda id: records))
-        assert await store.read(partial(answers.pieces_of, id="a")) == [piece]
-    assert await store.write(partial(answers.claim, id="a", owner="other")) is None
-    await store.write(lambda db: db.execute("UPDATE owners SET seen = 0"))
-    assert await store.write(partial(answers.left_by, id="a", owner="other")) == "me"
-    claimed = await store.write(partial(answers.claim, id="a", owner="other"))
+        await open_store.write(partial(answers.extend, owner="me", records=lambda id: records))
+        assert await open_store.read(partial(answers.pieces_of, id="a")) == [piece]
+    assert await open_store.write(partial(answers.claim, id="a", owner="other")) is None
+    await open_store.write(lambda db: db.execute("UPDATE owners SET seen = 0"))
+    assert await open_store.write(partial(answers.left_by, id="a", owner="other")) == "me"
+    claimed = await open_store.write(partial(answers.claim, id="a", owner="other"))
     assert claimed is not None and claimed.epoch == 2 and claimed.recipe == RECIPE
     end = partial(answers.end, id="a", status="completed", response=None)
     whole = Piece(9, 0, b"all", [])
-    assert not await store.write(partial(end, epoch=1, stream=whole))
-    await store.write(partial(answers.release, id="a", epoch=1, shown=99))
-    await store.write(partial(answers.extend, owner="me", records=lambda id: None))
-    assert await store.read(partial(answers.pieces_of, id="a")) == [piece]
-    assert await store.write(partial(end, epoch=2, stream=whole))
-    assert await store.read(partial(answers.pieces_of, id="a")) == [whole]
-    assert await store.write(partial(answers.claim, id="a", owner="third")) is None
+    assert not await open_store.write(partial(end, epoch=1, stream=whole))
+    await open_store.write(partial(answers.release, id="a", epoch=1, shown=99))
+    await open_store.write(partial(answers.extend, owner="me", records=lambda id: None))
+    assert await open_store.read(partial(answers.pieces_of, id="a")) == [piece]
+    assert await open_store.write(partial(end, epoch=2, stream=whole))
+    assert await open_store.read(partial(answers.pieces_of, id="a")) == [whole]
+    assert await open_store.write(partial(answers.claim, id="a", owner="third")) is None
 
 
-async def test_old_and_large_answers_are_deleted_but_no_running_one(store: Store) -> None:
-    def fill(db: sqlite3.Connection) -> None:
+async def test_old_and_large_answers_are_deleted_but_no_running_one(open_store: Store) -> None:
+    def fill(db: Connection) -> None:
         for number in range(200):
             ended = None if number == 0 else float(number)
             answers.insert(db, answer(str(number), ended=ended, response=random.Random(number).randbytes(10240)))
 
-    await store.write(fill)
-    most = 1 << 20
+    await open_store.write(fill)
+    most, database = 1 << 20, open_store.database
 
-    def ids(db: sqlite3.Connection) -> list[str]:
+    def ids(db: Connection) -> list[str]:
         return [id for (id,) in db.execute("SELECT id FROM answers ORDER BY CAST(id AS INTEGER)")]
 
-    await store.read(lambda db: sweep(db, 0, most))
-    left = await store.read(ids)
-    assert await store.read(used_bytes) <= most and left[0] == "0" and left[-1] == "199" and 20 < len(left) < 120
-    await store.read(lambda db: sweep(db, 60, 0))
-    assert await store.read(ids) == ["0"]
+    await open_store.read(lambda db: sweep(database, db, 0, most))
+    left = await open_store.read(ids)
+    assert await open_store.read(database.used_bytes) <= most
+    assert left[0] == "0" and left[-1] == "199" and 20 < len(left) < 120
+    await open_store.read(lambda db: sweep(database, db, 60, 0))
+    assert await open_store.read(ids) == ["0"]
 
 
-async def test_one_failing_write_does_not_undo_the_others(store: Store) -> None:
-    def broken(db: sqlite3.Connection) -> None:
+async def test_one_failing_write_does_not_undo_the_others(open_store: Store) -> None:
+    def broken(db: Connection) -> None:
         answers.insert(db, answer("b"))
         raise ValueError("no")
 
-    store.post(partial(answers.insert, one=answer("a")), lambda value, error: None)
+    open_store.post(partial(answers.insert, one=answer("a")), lambda value, error: None)
     with pytest.raises(StoreError, match="no"):
-        await store.write(broken)
-    assert await store.read(partial(answers.find, id="a", tenant=""))
-    assert await store.read(partial(answers.find, id="b", tenant="")) is None
+        await open_store.write(broken)
+    assert await open_store.read(partial(answers.find, id="a", tenant=""))
+    assert await open_store.read(partial(answers.find, id="b", tenant="")) is None
 
 
 def corrupt(path: Path) -> None:

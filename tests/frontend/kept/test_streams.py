@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 
 from frontend.errors import Overloaded
-from tests.frontend.kept.harness import Held, blocks, ids_of, keeping
+from tests.frontend.kept.harness import Held, KeptStore, SQLiteStore, blocks, ids_of, keeping
 from tests.frontend.serving import until
 
 TEXT = "The quick brown fox jumps over it"
@@ -26,11 +25,6 @@ BODIES: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True},
     },
 }
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "answers.db"
 
 
 def body(path: str, **more: Any) -> dict[str, Any]:
@@ -61,17 +55,8 @@ async def again(http: httpx.AsyncClient, start: int = 0, **headers: str) -> byte
     return answer.content
 
 
-def gone(store: Path) -> None:
-    """Has the store, and the names of the logs, say that the process of all running answers is gone."""
-    for path in store.parent.glob("answers.db-streams-*"):
-        path.rename(path.with_name(re.sub("streams-.*-", "streams-gone-", path.name)))
-    with sqlite3.connect(store) as db:
-        db.execute("UPDATE answers SET owner = 'gone' WHERE ended IS NULL")
-    db.close()
-
-
 @pytest.mark.parametrize("path", BODIES)
-async def test_stream_goes_on_without_its_client(qwen: Any, store: Path, path: str) -> None:
+async def test_stream_goes_on_without_its_client(qwen: Any, store: KeptStore, path: str) -> None:
     held = Held(qwen.tokenizer, TEXT)
     async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
         seen = await head(held, http, path, 2)
@@ -89,7 +74,7 @@ async def test_stream_goes_on_without_its_client(qwen: Any, store: Path, path: s
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_another_process_goes_on_with_the_same_bytes(qwen: Any, store: Path, path: str) -> None:
+async def test_another_process_goes_on_with_the_same_bytes(qwen: Any, store: KeptStore, path: str) -> None:
     """The first process is not killed, but has lost the answer: it must stop, and write nothing more."""
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
     async with (
@@ -100,7 +85,7 @@ async def test_another_process_goes_on_with_the_same_bytes(qwen: Any, store: Pat
     ):
         seen = await head(first, http, path, 2)
         await until(lambda: len(first.streams[0].output) == 9)
-        gone(store)
+        store.gone()
         second.finish()
         whole = await again(other)
         assert second.streams[0].submit.generated and second.streams[0].seed == first.streams[0].seed
@@ -112,7 +97,9 @@ async def test_another_process_goes_on_with_the_same_bytes(qwen: Any, store: Pat
 
 
 @pytest.mark.parametrize("more", [{"n": 2}, {"logprobs": 2}, {"n": 2, "stop": ["fox"]}])
-async def test_choices_and_log_probabilities_are_computed_anew(qwen: Any, store: Path, more: dict[str, Any]) -> None:
+async def test_choices_and_log_probabilities_are_computed_anew(
+    qwen: Any, store: KeptStore, more: dict[str, Any]
+) -> None:
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
     async with (
         keeping(first.pool, qwen.tokenizer, store) as one,
@@ -121,7 +108,7 @@ async def test_choices_and_log_probabilities_are_computed_anew(qwen: Any, store:
         httpx.AsyncClient(base_url=two) as other,
     ):
         seen = await head(first, http, "/v1/completions", 2, **more)
-        gone(store)
+        store.gone()
         second.finish()
         whole = await again(other)
         assert whole.startswith(seen) and whole.endswith(b"data: [DONE]\n\n")
@@ -130,7 +117,7 @@ async def test_choices_and_log_probabilities_are_computed_anew(qwen: Any, store:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_other_tokens_end_the_answer_with_an_error(qwen: Any, store: Path, at_once: bool) -> None:
+async def test_other_tokens_end_the_answer_with_an_error(qwen: Any, store: KeptStore, at_once: bool) -> None:
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT.upper())
     second.at_once = at_once  # more tokens than those that were kept have come before the two are compared
     async with (
@@ -140,14 +127,14 @@ async def test_other_tokens_end_the_answer_with_an_error(qwen: Any, store: Path,
         httpx.AsyncClient(base_url=two) as other,
     ):
         seen = await head(first, http, "/v1/completions", 2, n=2)
-        gone(store)
+        store.gone()
         second.finish()
         whole = await again(other)
         assert whole.startswith(seen) and b"became another" in whole[len(seen) :]
         assert b"QUICK" not in whole
 
 
-async def test_answer_that_cannot_be_continued_now_is_refused_and_continued_later(qwen: Any, store: Path) -> None:
+async def test_answer_that_cannot_be_continued_now_is_refused_and_continued_later(qwen: Any, store: KeptStore) -> None:
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
     async with (
         keeping(first.pool, qwen.tokenizer, store) as one,
@@ -156,7 +143,7 @@ async def test_answer_that_cannot_be_continued_now_is_refused_and_continued_late
         httpx.AsyncClient(base_url=two) as other,
     ):
         seen = await head(first, http, "/v1/completions", 2)
-        gone(store)
+        store.gone()
         second.pool.refusals[0] = Overloaded("no worker", code="not_ready", retry_after=1.0)
         refused = await other.get("/v1/stream/chat 1::tiny")
         assert refused.status_code == 503 and refused.headers["Retry-After"]
@@ -165,7 +152,7 @@ async def test_answer_that_cannot_be_continued_now_is_refused_and_continued_late
         assert whole.startswith(seen) and whole.endswith(b"data: [DONE]\n\n")
 
 
-async def test_window_ends_a_stream_that_nobody_reads(qwen: Any, store: Path) -> None:
+async def test_window_ends_a_stream_that_nobody_reads(qwen: Any, store: KeptStore) -> None:
     held = Held(qwen.tokenizer, TEXT)
     async with (
         keeping(held.pool, qwen.tokenizer, store, resume_window=0.05) as url,
@@ -176,7 +163,7 @@ async def test_window_ends_a_stream_that_nobody_reads(qwen: Any, store: Path) ->
         assert (await again(http)).startswith(seen)
 
 
-async def test_delete_ends_a_stream_and_a_new_one_takes_its_id(qwen: Any, store: Path) -> None:
+async def test_delete_ends_a_stream_and_a_new_one_takes_its_id(qwen: Any, store: KeptStore) -> None:
     held = Held(qwen.tokenizer, TEXT)
     async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
         await head(held, http, "/v1/completions", 2)
@@ -189,7 +176,7 @@ async def test_delete_ends_a_stream_and_a_new_one_takes_its_id(qwen: Any, store:
         assert (await http.get("/v1/stream")).status_code == 400
 
 
-async def test_another_key_finds_no_stream(qwen: Any, store: Path, tmp_path: Path) -> None:
+async def test_another_key_finds_no_stream(qwen: Any, store: KeptStore, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k1 ann\nk2 bob\n")
     keys.chmod(0o600)
@@ -206,7 +193,7 @@ async def test_another_key_finds_no_stream(qwen: Any, store: Path, tmp_path: Pat
             assert (await ann.get("/v1/stream/chat 1::tiny")).status_code == 200
 
 
-async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any, store: Path) -> None:
+async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any, store: KeptStore) -> None:
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
     first.allowed = 9
     asked = {"model": "tiny", "input": "Hi", "background": True, "max_output_tokens": 400}
@@ -214,7 +201,7 @@ async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any
         made = (await http.post("/v1/responses", json=asked)).json()
         await until(lambda: len(first.streams[0].output) == 9)
         first.pool.refusals = dict.fromkeys(range(99), Overloaded("no worker", code="not_ready", retry_after=1.0))
-        gone(store)
+        store.gone()
         second.ends, second.allowed = True, 99
         async with keeping(second.pool, qwen.tokenizer, store) as two, httpx.AsyncClient(base_url=two) as other:
             async with asyncio.timeout(60):
@@ -223,7 +210,7 @@ async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any
     assert found["output"][0]["content"][0]["text"] == TEXT
 
 
-async def test_reader_of_a_lost_answer_is_cut_and_has_only_bytes_that_are_kept(qwen: Any, store: Path) -> None:
+async def test_reader_of_a_lost_answer_is_cut_and_has_only_bytes_that_are_kept(qwen: Any, store: KeptStore) -> None:
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
     first.allowed = 9
     data = b""
@@ -242,7 +229,7 @@ async def test_reader_of_a_lost_answer_is_cut_and_has_only_bytes_that_are_kept(q
     ):
         reading = asyncio.create_task(read(http))
         await until(lambda: bool(first.streams) and len(first.streams[0].output) == 9 and b"data: " in data)
-        gone(store)
+        store.gone()
         second.finish()
         whole = await again(other)
         first.finish()
@@ -252,8 +239,9 @@ async def test_reader_of_a_lost_answer_is_cut_and_has_only_bytes_that_are_kept(q
 
 
 async def test_background_answer_waits_for_a_store_that_cannot_be_written(
-    qwen: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+    qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = SQLiteStore(tmp_path / "answers.db")
     monkeypatch.setattr("frontend.kept.store.RETRY_S", 0.5)
     monkeypatch.setattr("frontend.kept.kept.WATCH_S", 0.1)
     held, apps = Held(qwen.tokenizer, TEXT), list[Starlette]()
@@ -274,7 +262,7 @@ async def test_background_answer_waits_for_a_store_that_cannot_be_written(
     assert numbers == list(range(len(numbers)))
 
 
-async def test_list_has_the_streams_of_the_key_alone(qwen: Any, store: Path, tmp_path: Path) -> None:
+async def test_list_has_the_streams_of_the_key_alone(qwen: Any, store: KeptStore, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("k1 ann\nk2 bob\n")
     keys.chmod(0o600)
@@ -299,7 +287,7 @@ async def test_list_has_the_streams_of_the_key_alone(qwen: Any, store: Path, tmp
             assert (await bob.get("/v1/streams")).status_code == 401
 
 
-async def test_list_is_refused_where_all_clients_are_one_owner(qwen: Any, store: Path) -> None:
+async def test_list_is_refused_where_all_clients_are_one_owner(qwen: Any, store: KeptStore) -> None:
     held = Held(qwen.tokenizer, TEXT)
     async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
         refused = await http.get("/v1/streams")

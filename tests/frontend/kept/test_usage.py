@@ -12,35 +12,37 @@ import pytest
 
 from frontend.kept import answers, usage
 from frontend.kept.answers import KeptAnswer, Piece
-from frontend.kept.store import SCHEMA, Damaged, Store, open_file
+from frontend.kept.database import SCHEMA, Connection, Damaged
+from frontend.kept.sqlite import open_file
+from frontend.kept.store import Store
 from tests.frontend.kept.harness import keeping
-from tests.frontend.kept.test_store import answer, store  # noqa: F401
+from tests.frontend.kept.test_store import answer, fixture_of_open_store  # noqa: F401
 from tests.frontend.speaking import Model
 
 ASKED: dict[str, Any] = {"model": "tiny", "input": "A", "max_output_tokens": 400}
 BODY = random.Random(0).randbytes(1000)
 
 
-def filled(db: sqlite3.Connection, one: KeptAnswer) -> None:
+def filled(db: Connection, one: KeptAnswer) -> None:
     answers.insert(db, one)
     answers.end(db, one.id, 1, "completed", None, Piece(0, 0, BODY, [[(0, [5], True)]]))
 
 
-async def test_oldest_answers_of_the_key_alone_make_room(store: Store) -> None:  # noqa: F811
+async def test_oldest_answers_of_the_key_alone_make_room(open_store: Store) -> None:
     for number in range(4):
-        await store.write(partial(filled, one=answer(f"a{number}", tenant="ann")))
-    await store.write(partial(filled, one=answer("b", tenant="bob/team")))
-    each = await store.read(partial(usage.of_tenant, tenant="bob/team"))
+        await open_store.write(partial(filled, one=answer(f"a{number}", tenant="ann")))
+    await open_store.write(partial(filled, one=answer("b", tenant="bob/team")))
+    each = await open_store.read(partial(usage.of_tenant, tenant="bob/team"))
     assert 1000 < each < 1200
-    assert await store.read(partial(usage.of_tenant, tenant="ann")) == 4 * each
-    found = await store.read(usage.of_all)
+    assert await open_store.read(partial(usage.of_tenant, tenant="ann")) == 4 * each
+    found = await open_store.read(usage.of_all)
     assert found == {"ann": usage.Stored(4 * each, 4), "bob": usage.Stored(each, 1)}
-    assert await usage.Usage(store, each).problem("bob/team", 0) == ""
-    tight = usage.Usage(store, each - 1)
+    assert await usage.Usage(open_store, each).problem("bob/team", 0) == ""
+    tight = usage.Usage(open_store, each - 1)
     # all answers are as old as one another within the clock's resolution, and at most 64 go at a time
     assert "--store-max-key-bytes" not in await tight.problem("ann", 0)
-    assert await store.read(partial(usage.of_tenant, tenant="ann")) == 0
-    assert await store.read(partial(answers.find, id="b", tenant="bob/team"))
+    assert await open_store.read(partial(usage.of_tenant, tenant="ann")) == 0
+    assert await open_store.read(partial(answers.find, id="b", tenant="bob/team"))
 
 
 async def test_what_cannot_make_room_is_not_kept_and_the_background_is_refused(
@@ -87,20 +89,21 @@ async def test_what_cannot_make_room_is_not_kept_and_the_background_is_refused(
 
 
 @pytest.mark.parametrize("column", ["data", "tokens"])
-async def test_changed_bytes_of_a_piece_are_found(store: Store, column: str) -> None:  # noqa: F811
-    await store.write(partial(filled, one=answer("a")))
-    assert len(await store.read(partial(answers.pieces_of, id="a"))) == 1
-    await store.write(lambda db: db.execute(f"UPDATE pieces SET {column} = x'00'"))
+async def test_changed_bytes_of_a_piece_are_found(open_store: Store, column: str) -> None:
+    await open_store.write(partial(filled, one=answer("a")))
+    assert len(await open_store.read(partial(answers.pieces_of, id="a"))) == 1
+    await open_store.write(lambda db: db.execute(f"UPDATE pieces SET {column} = ?", (b"\0",)))
     with pytest.raises(Damaged):
-        await store.read(partial(answers.pieces_of, id="a"))
+        await open_store.read(partial(answers.pieces_of, id="a"))
 
 
 @pytest.mark.parametrize("column", ["body", "recipe", "response"])
-async def test_changed_texts_of_an_answer_are_found(store: Store, column: str) -> None:  # noqa: F811
-    await store.write(partial(filled, one=answer("a")))
-    await store.write(lambda db: db.execute(f"UPDATE answers SET {column} = x'78010203040506'"))
+async def test_changed_texts_of_an_answer_are_found(open_store: Store, column: str) -> None:
+    await open_store.write(partial(filled, one=answer("a")))
+    changed = bytes.fromhex("78010203040506")
+    await open_store.write(lambda db: db.execute(f"UPDATE answers SET {column} = ?", (changed,)))
     with pytest.raises(Damaged) as error:
-        await store.read(partial(answers.find, id="a", tenant=""))
+        await open_store.read(partial(answers.find, id="a", tenant=""))
     assert error.value.status == 500
 
 

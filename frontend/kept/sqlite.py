@@ -1,0 +1,229 @@
+"""The store as one file of SQLite, which several processes of one machine may have open (WAL).
+
+A transaction is written to the file's log, but not synced to the disk: it survives the end of a process, also by
+kill -9; what was written last before a power cut may be lost, and the file is whole in any case.
+
+The logs of running streams are files beside it: `STORE-streams-OWNER-K` is a fence, empty, and
+`STORE-streams-OWNER-K.N` is part N of that log. A write to them survives the end of its process, as a write to the
+store does.
+"""
+
+import errno
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from frontend.kept.database import BUSY_S, SCHEMA, STORED_INDEX, VERSION, Connection, LogGone, LogPart
+
+MAGIC = b"SQLite format 3\0"  # how every file of SQLite begins
+LOCKED_S = 0.01  # pause between two attempts to get a lock for which SQLite does not wait
+
+
+class SQLite:
+    """A Database."""
+
+    errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+    refusals: tuple[type[Exception], ...] = (sqlite3.IntegrityError,)
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, str(path)
+
+    def start_problem(self) -> str:
+        problem = not_a_file(self.path)
+        return f"{problem}; name a file, which is made if there is none" if problem else ""
+
+    def open(self) -> Connection:
+        return cast(Connection, open_file(self.path))
+
+    def begin(self, db: Connection) -> None:
+        # A transaction that begins as a writer waits for others; one that becomes a writer fails at once beside them.
+        db.execute("BEGIN IMMEDIATE")
+
+    def is_usable(self, db: Connection, error: Exception) -> bool:
+        return isinstance(error, sqlite3.OperationalError)  # it is full, busy or read-only; else it is damaged
+
+    def describe(self, error: Exception) -> str:
+        return str(error) if self.name in str(error) else f"{self.name}: {error}"
+
+    def used_bytes(self, db: Connection) -> int:
+        size, pages, free = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
+        )
+        return int(size * (pages - free))
+
+    def tidy(self, db: Connection) -> None:
+        db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def logbook(self) -> "LogFiles":
+        return LogFiles(self.path)
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """Opens the file, which is made if there is none: for its owner only. Raises sqlite3.Error and OSError.
+
+    What is not a store (a folder, a device, another program's file) keeps its permissions.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # a file of this process must not be closed beside SQLite: its locks would go
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    info = path.stat()
+    if problem := not_a_file(path):
+        raise OSError(errno.EINVAL, problem, str(path))
+    if info.st_uid == os.geteuid() and info.st_mode & 0o077 and _begins_as_a_store(path):
+        path.chmod(0o600)
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        db.create_function("clock", 0, time.time)
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        _log_ahead(db)
+        db.execute("PRAGMA synchronous = NORMAL")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if not 0 <= version <= VERSION:
+            raise sqlite3.DatabaseError(f"the file has version {version} of the store, this server has {VERSION}")
+        db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT;")
+        if version != VERSION:
+            _raise_version(db)
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def not_a_file(path: Path) -> str:
+    """Says why no store can be at a path: that it is a folder or a device; empty if one can be there."""
+    if path.is_dir():
+        return "it is a folder"
+    return "it is no regular file" if path.exists() and not path.is_file() else ""
+
+
+def _begins_as_a_store(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) in (b"", MAGIC)
+
+
+def _raise_version(db: sqlite3.Connection) -> None:
+    """Gives a new file its version, and a file of version 1 what it lacks. Pieces that it has are not checked.
+
+    Version 3 has pieces with the tokens of several writes.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    if "crc" not in [column[1] for column in db.execute("PRAGMA table_info(pieces)")]:
+        db.execute("ALTER TABLE pieces ADD COLUMN crc INTEGER")
+        db.execute("ALTER TABLE answers ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0")
+        db.execute(
+            "UPDATE answers SET bytes = length(body) + length(recipe) + coalesce(length(response), 0) + "
+            "(SELECT coalesce(sum(length(data) + length(tokens)), 0) FROM pieces WHERE answer = id)"
+        )
+    db.execute(STORED_INDEX)
+    db.execute(f"PRAGMA user_version = {VERSION}")
+    db.execute("COMMIT")
+
+
+def _log_ahead(db: sqlite3.Connection) -> None:
+    """Switches to WAL. Processes that start together do so at once, and SQLite itself does not wait for that lock."""
+    end = time.monotonic() + BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(LOCKED_S)
+        else:
+            return
+
+
+# the logs of running streams
+
+
+class LogFile:
+    """A LogWriter. The file that is written is part `_part` of the log."""
+
+    errors: tuple[type[Exception], ...] = (OSError,)
+
+    def __init__(self, fence: Path) -> None:
+        self.path, self.name = fence, str(fence)
+        self._fence = self._file = self._part = -1
+
+    def make(self) -> None:
+        self._fence = _made(self.path)
+
+    def is_lost(self) -> bool:
+        return False
+
+    def write(self, part: int, frame: bytes) -> bool:
+        if part != self._part:
+            self._close_part()
+            self._file, self._part = _made(self.path.with_name(f"{self.path.name}.{part}")), part
+        length, left = os.fstat(self._file).st_size, memoryview(frame)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, length)
+            raise
+        owned = bool(os.fstat(self._fence).st_nlink)
+        if owned and not os.fstat(self._file).st_nlink:
+            raise LogGone(f"{self.name}: a file of running streams was deleted")
+        return owned
+
+    def describe(self, error: Exception) -> str:
+        return f"{self.name}: {error.strerror if isinstance(error, OSError) else error}"
+
+    def close(self) -> None:
+        self._close_part()
+        if self._fence >= 0:
+            os.close(self._fence)
+        self._fence = -1
+
+    def _close_part(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = self._part = -1
+
+
+class LogFiles:
+    """A Logbook: the files beside a store. It needs no connection."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._name = re.compile(re.escape(store.name) + r"-streams-(?P<owner>.+)-(?P<log>\d+)(?:\.(?P<part>\d+))?")
+
+    def path(self, part: LogPart) -> Path:
+        suffix = "" if part.part is None else f".{part.part}"
+        return self._store.with_name(f"{self._store.name}-streams-{part.owner}-{part.log}{suffix}")
+
+    def writer(self, owner: str, log: int) -> LogFile:
+        return LogFile(self.path(LogPart(owner, log, None)))
+
+    def parts(self, db: Connection) -> list[LogPart]:
+        found = []
+        for name in os.listdir(self._store.parent):
+            if which := self._name.fullmatch(name):
+                part = None if which["part"] is None else int(which["part"])
+                found.append(LogPart(which["owner"], int(which["log"]), part))
+        return found
+
+    def read(self, db: Connection, part: LogPart, start: int) -> bytes:
+        with suppress(FileNotFoundError), self.path(part).open("rb") as file:
+            file.seek(start)
+            return file.read()
+        return b""
+
+    def remove_fence(self, db: Connection, fence: LogPart) -> None:
+        self.path(fence).unlink(missing_ok=True)
+
+    def delete(self, db: Connection, parts: Iterable[LogPart]) -> None:
+        for part in parts:
+            with suppress(OSError):
+                self.path(part).unlink()
+
+
+def _made(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
