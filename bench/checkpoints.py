@@ -65,6 +65,13 @@ LARGE = {  # shapes that exist only as GGUF files, written by bench/peers/random
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32,
         "num_experts_per_tok": 4, "sliding_window": 128, "vocab_size": 201_088, "tie_word_embeddings": False,
     },
+    "deepseek-v2-lite": {  # without YaRN
+        "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10_944, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1,
+        "max_position_embeddings": 163_840, "vocab_size": 102_400, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 
 FILE = "file"  # the weight format of a user's GGUF file, whatever blocks it has

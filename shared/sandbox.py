@@ -29,6 +29,7 @@ import msgspec
 START_S = 60.0  # the time in which a new child must import its function
 YIELD_S = 0.25  # a call that takes longer goes on with a lower priority
 NICENESS = 5  # how much lower: beside a busy thread it gets a quarter of a core
+SLOW_NICENESS = 10  # of a slow tenant's children: beside a busy thread they get a tenth of a core
 SLOW_S = 20.0  # for so long after its call a tenant counts as slow
 STACK_KIB = 2048  # the stack of the thread that runs the function
 KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SYSTEMROOT")
@@ -168,7 +169,7 @@ class _Child:
             theirs.close()
         self._finish = weakref.finalize(self, _finish, self.process, self._socket)
         if slow:
-            self._yield()
+            self._yield(SLOW_NICENESS)
 
     def wait_until_started(self) -> None:
         """Waits until the child has imported its function. Raises NotStarted if the child cannot import it."""
@@ -191,17 +192,17 @@ class _Child:
             self._yield()
         return _receive(self._socket, deadline)
 
-    def _yield(self) -> None:
+    def _yield(self, niceness: int = NICENESS) -> None:
         """Lowers the priority of the child's threads, so that long calls take less time from streams.
 
         Where Linux groups processes by session to schedule them, the priority of the group counts, too.
         """
         self.yields = True
         with suppress(OSError), open(f"/proc/{self.process.pid}/autogroup", "w") as file:
-            file.write(str(NICENESS))
+            file.write(str(niceness))
         with suppress(OSError):  # the child has ended, or a thread of it
             for thread in os.listdir(f"/proc/{self.process.pid}/task"):
-                os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+                os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0) + niceness)
 
     def end(self) -> int:
         """Ends the child if it runs; returns its exit code, negative if a signal had ended the child before."""

@@ -6,7 +6,8 @@ FOLDER has a config.json and a tokenizer (LARGE in bench/checkpoints.py). The bl
 give every weight a standard deviation of about 0.02. The embedding's standard deviation is 1, so that the tokens of a
 batch differ in all layers and choose different experts. Formats are mixed as llama.cpp does:
 
-    q4_k_m  the head is Q6_K, as are the values and the feed-forward outputs in half of the layers; the rest is Q4_K
+    q4_k_m  the head is Q6_K, as are the values and the feed-forward outputs in half of the layers; the rest is Q4_K;
+            weights whose rows are no multiple of 256 are Q8_0 and Q5_0 instead
     q4_0    the head is Q6_K
     mxfp4   experts are MXFP4, the rest Q8_0, as gpt-oss is published
 """
@@ -61,6 +62,11 @@ def q4_0(random: Random, blocks: int, deviation: float = DEVIATION) -> Rows:
     return np.concatenate([_halves(blocks, deviation / 4.6), _codes(random, blocks, 16)], axis=1)
 
 
+def q5_0(random: Random, blocks: int, deviation: float = DEVIATION) -> Rows:
+    """Returns blocks [blocks, 22]: an fp16 scale, 32 fifth bits and 32 codes of four bits."""
+    return np.concatenate([_halves(blocks, deviation / 9.2), _codes(random, blocks, 20)], axis=1)
+
+
 def q8_0(random: Random, blocks: int, deviation: float = DEVIATION) -> Rows:
     """Returns blocks [blocks, 34]: an fp16 scale and 32 codes of eight bits."""
     return np.concatenate([_halves(blocks, deviation / 74), _codes(random, blocks, 32)], axis=1)
@@ -87,8 +93,11 @@ def _halves(blocks: int, *values: float) -> Rows:
 
 
 BLOCKS: Mapping[Type, Callable[[Random, int, float], Rows]] = {
-    Type.Q4_K: q4_k, Type.Q6_K: q6_k, Type.Q4_0: q4_0, Type.Q8_0: q8_0, Type.MXFP4: mxfp4,
+    Type.Q4_K: q4_k, Type.Q6_K: q6_k, Type.Q4_0: q4_0, Type.Q5_0: q5_0, Type.Q8_0: q8_0, Type.MXFP4: mxfp4,
 }  # fmt: skip
+DENSE = ("ffn_gate", "ffn_up", "ffn_down")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # fields of the number of experts
+INSTEAD = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # where rows are no multiple of 256
 
 
 def main() -> None:
@@ -145,13 +154,21 @@ def tensors(config: Mapping[str, Any], weights: str) -> Iterator[tuple[str, Shap
     for layer in (None, *range(layers)):
         for name in named:
             module = name.removeprefix("blk.{bid}.")
-            if module not in shapes or (module == name) != (layer is None):
+            if module not in shapes or (module == name) != (layer is None) or not _in_layer(module, layer, config):
                 continue
             shape, at = shapes[module], name.format(bid=layer)
             whole = len(shape) == 1 or module == "ffn_gate_inp"
-            yield f"{at}.weight", shape, Type.F32 if whole else _format(weights, module, layer or 0, layers)
+            kind = Type.F32 if whole else _format(weights, module, layer or 0, layers)
+            yield f"{at}.weight", shape, INSTEAD.get(kind, kind) if shape[-1] % 256 else kind
             if biased and len(shape) > 1 and layer is not None:
                 yield f"{at}.bias", shape[:-1], Type.F32
+
+
+def _in_layer(module: str, layer: int | None, config: Mapping[str, Any]) -> bool:
+    """Whether a layer has a module, where the first layers have a plain MLP and the others have experts."""
+    if layer is None or "first_k_dense_replace" not in config or module not in (*DENSE, *_experts(config)):
+        return True
+    return (module in DENSE) == (layer < config["first_k_dense_replace"])
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
@@ -159,6 +176,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
     hidden, inner, head, vocab = (
         config[name] for name in ("hidden_size", "intermediate_size", "head_dim", "vocab_size")
     )
+    plain = {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     q, kv = heads * head, kv_heads * head
     shapes: dict[str, Shape] = {
@@ -167,13 +185,34 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
         "attn_q_norm": (head,), "attn_k_norm": (head,), "attn_sinks": (heads,), "ffn_norm": (hidden,),
         "post_attention_norm": (hidden,),
     }  # fmt: skip
-    experts = config.get("num_local_experts") or config.get("num_experts")
-    inner = config.get("moe_intermediate_size") or inner
-    if not experts:
-        return shapes | {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
-    return shapes | {
+    if config.get("kv_lora_rank"):
+        usual = {name: shape for name, shape in shapes.items() if name not in ("attn_k", "attn_v")}
+        return usual | plain | _latent_attention(config) | _experts(config)
+    return shapes | (_experts(config) or plain)
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, Shape]:
+    experts = next((config[name] for name in EXPERTS if config.get(name)), 0)
+    hidden, inner = config["hidden_size"], config.get("moe_intermediate_size") or config["intermediate_size"]
+    shared = inner * (config.get("n_shared_experts") or 0)
+    found: dict[str, Shape] = {
         "ffn_gate_inp": (experts, hidden), "ffn_gate_exps": (experts, inner, hidden),
         "ffn_up_exps": (experts, inner, hidden), "ffn_down_exps": (experts, hidden, inner),
+    }  # fmt: skip
+    if shared:
+        found |= {"ffn_gate_shexp": (shared, hidden), "ffn_up_shexp": (shared, hidden)}
+        found |= {"ffn_down_shexp": (hidden, shared)}
+    return found if experts else {}
+
+
+def _latent_attention(config: Mapping[str, Any]) -> dict[str, Shape]:
+    """Returns the shapes of attention whose keys and values are compressed to kv_lora_rank numbers, as in DeepSeek."""
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    plain, rotated, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    return {
+        "attn_q": (heads * (plain + rotated), hidden), "attn_kv_a_mqa": (rank + rotated, hidden),
+        "attn_kv_a_norm": (rank,), "attn_k_b": (heads, rank, plain), "attn_v_b": (heads, value, rank),
+        "attn_output": (hidden, heads * value),
     }  # fmt: skip
 
 

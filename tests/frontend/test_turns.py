@@ -111,5 +111,5 @@ async def test_slow_tenant_gets_children_with_a_lower_priority(monkeypatch: pyte
     children = FairChildren("test", PRIORITY, 2, megabytes=64, most_waiting=9, doing="")
     await of("a", children.call(2 * sandbox.YIELD_S, seconds=PATIENCE_S))
     monkeypatch.setattr("shared.sandbox.YIELD_S", PATIENCE_S)  # no further call takes long
-    assert await of("a", children.call(0.0, seconds=PATIENCE_S)) == min(19, own + sandbox.NICENESS)
+    assert await of("a", children.call(0.0, seconds=PATIENCE_S)) == min(19, own + sandbox.SLOW_NICENESS)
     assert await of("b", children.call(0.0, seconds=PATIENCE_S)) == own

@@ -166,12 +166,12 @@ def test_child_for_slow_tenants_keeps_its_lower_priority_and_lives_on(monkeypatc
     monkeypatch.setattr(expendable, "YIELD_S", 0.05)
     child = Sandbox("tests.shared.test_expendable:priority_after", megabytes=64, slow=True)
     group = Sandbox("tests.shared.test_expendable:group_priority_after", megabytes=64, slow=True)
-    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + expendable.NICENESS)
+    lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + expendable.SLOW_NICENESS)
     try:
         assert child.call(0.0, seconds=PATIENCE_S) == lower
         first = child.pid
         assert child.call(0.2, seconds=PATIENCE_S) == lower and child.pid == first
-        assert group.call(0.0, seconds=PATIENCE_S) == expendable.NICENESS or not AUTOGROUP.exists()
+        assert group.call(0.0, seconds=PATIENCE_S) == expendable.SLOW_NICENESS or not AUTOGROUP.exists()
     finally:
         child.close()
         group.close()

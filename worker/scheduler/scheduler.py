@@ -112,10 +112,13 @@ class Scheduler:
 
         `now` or earlier means at once, and inf means never.
         """
-        queue, fetching = self.state.queue, self.state.paging.fetching
-        if fetching is not None and len(self.state.running) == fetching.waiting > 0 and not queue.preempted:
-            return now if fetching.ready else min(fetching.next_deadline, self._earliest_deadline)
-        if self.state.running or queue.preempted:
+        queue, running, fetching = self.state.queue, self.state.running, self.state.paging.fetching
+        # a mask or pages that have come wake the loop
+        waiting = len(self.masked) + (0 if fetching is None else fetching.waiting)
+        if waiting and len(running) == waiting and not queue.preempted:
+            deadlines = [self._earliest_deadline] + ([] if fetching is None else [fetching.next_deadline])
+            return now if fetching is not None and fetching.ready else min(deadlines)
+        if running or queue.preempted:
             return now
         opens = self._batching.opens(now, queue.fresh, queue.oldest) if queue else inf
         return min(opens, self._earliest_deadline)

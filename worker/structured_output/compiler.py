@@ -26,7 +26,17 @@ import msgspec
 from shared import grammar_trial
 from shared.checkpoint import spelled
 from shared.machine import lower_own_priority, return_memory
-from shared.sandbox import NICENESS, Killed, Lost, NotStarted, Raised, Sandbox, SlowTenants, TookTooLong, TurnQueue
+from shared.sandbox import (
+    SLOW_NICENESS,
+    Killed,
+    Lost,
+    NotStarted,
+    Raised,
+    Sandbox,
+    SlowTenants,
+    TookTooLong,
+    TurnQueue,
+)  # fmt: skip
 from worker.structured_output.masks_ahead import Mask, MasksAhead, computed, mask_bytes
 from worker.structured_output.matcher import Matcher, error_text
 
@@ -70,7 +80,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._pool = _roomy_threads()
-        self._slow_pool = _roomy_threads(NICENESS)
+        self._slow_pool = _roomy_threads(SLOW_NICENESS)
         self._slow = SlowTenants()
         self._turns = TurnQueue(THREADS)
         self._ahead = MasksAhead(vocab_size, lambda: self.wake())

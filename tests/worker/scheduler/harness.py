@@ -429,3 +429,16 @@ class Rule(Constraint):
         count = next((at for at, id in enumerate(ids) if id in self._forbidden), len(ids))
         count = min(count, self._last - self._at)
         return Rule(self._forbidden, self._forced, self._at + count, self._last), count
+
+
+class SlowMask:
+    """A constraint whose masks take long. ready: whether the next one is there"""
+
+    ended = False
+
+    def __init__(self) -> None:
+        self.ready, self.asked = False, list[str]()
+
+    def prepare(self, tenant: str) -> bool:
+        self.asked.append(tenant)
+        return self.ready

@@ -3,6 +3,7 @@
 import pytest
 
 from shared.messages import SamplerChain, Sampling
+from tests.worker.scheduler.harness import SlowMask
 from worker.kv_cache.pages import PagePool
 from worker.scheduler.host_budget import (
     CHECKED_S,
@@ -84,17 +85,6 @@ def test_heavy_rows_of_a_tenant_take_no_longer_than_the_forward_beside_others(ro
     assert len(budget.affordable(heavy)) == max(1, min(rows, int(STEP_S / cost))), (
         "alone, a tenant may use a whole step"
     )
-
-
-class SlowMask:
-    """A constraint whose masks take long. ready: whether the next one is there"""
-
-    def __init__(self) -> None:
-        self.ready, self.asked = False, list[str]()
-
-    def prepare(self, tenant: str) -> bool:
-        self.asked.append(tenant)
-        return self.ready
 
 
 def masked(tenant: str) -> tuple[Sequence, SlowMask]:

@@ -3,7 +3,8 @@
 import pytest
 
 from shared.messages import Outcome
-from tests.worker.scheduler.harness import EOS, Rig, commit, feed, members, shape
+from tests.worker.scheduler.harness import EOS, Rig, SlowMask, commit, feed, members, shape
+from worker.scheduler.host_budget import HostWork
 from worker.scheduler.sequence import Plan
 
 STOP = 7
@@ -284,6 +285,21 @@ def test_next_wakeup_of_a_forming_batch_is_its_first_deadline() -> None:
     assert not rig.plan() and rig.scheduler.next_wakeup(0.0) == 2.0
     rig.scheduler.expire(2.0)
     assert rig.scheduler.next_wakeup(2.0) == float("inf")
+
+
+def test_next_wakeup_of_rows_that_wait_for_their_masks_is_the_first_deadline() -> None:
+    """A mask that is there wakes the loop. If it planned again and again, another tenant would soon be forgotten."""
+    rig = Rig()
+    heavy, other = rig.submit(3, tenant="a", deadline=9.0), rig.submit(3, max_tokens=2, tenant="b")
+    rig.step()
+    mask = SlowMask()
+    heavy.host, heavy.constraint = HostWork(mask=0.1), mask  # type: ignore[assignment]
+    while other not in rig.ends:
+        assert rig.scheduler.next_wakeup(rig.now) == rig.now
+        rig.step()
+    assert not rig.plan() and rig.scheduler.next_wakeup(rig.now) == 9.0
+    mask.ready = True
+    assert members(rig.plan()) == [heavy] and rig.scheduler.next_wakeup(rig.now) == rig.now
 
 
 def test_reset_prefix_cache_leaves_running_sequences_alone() -> None:
