@@ -168,7 +168,7 @@ def _in_layer(module: str, layer: int | None, config: Mapping[str, Any]) -> bool
     """Whether a layer has a module, where the first layers have a plain MLP and the others have experts."""
     if layer is None or "first_k_dense_replace" not in config or module not in (*DENSE, *_experts(config)):
         return True
-    return (module in DENSE) == (layer < config["first_k_dense_replace"])
+    return (module in DENSE) == (layer < int(config["first_k_dense_replace"]))
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
