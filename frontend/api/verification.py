@@ -81,7 +81,7 @@ class Claim:
                 param="receipt.index", code="out_of_range",
             )  # fmt: skip
         prompt = request.prompts[receipt.index // request.n]
-        if receipt.prompt_sha256 != prompt_hash(prompt, request.features.pictures):
+        if receipt.prompt_sha256 != prompt_hash(prompt, request.features.images):
             return cls(receipt, None, "the prompt of the request is not the one of the receipt (prompt_sha256)")
         sampling = msgspec.structs.replace(
             request.sampling, seed=seed, logprobs=None, prompt_logprobs=False, prompt_top=0
@@ -91,7 +91,7 @@ class Claim:
             request, prompts=(prompt,), sampling=sampling, n=1, stream=False,
             features=Features(
                 checked=known, receipt=True, continued=request.features.continued, adapter=request.features.adapter,
-                pictures=request.features.pictures,
+                images=request.features.images,
             ),
             admission=Admission(request.admission.cache_salt, asked.deadline_ms or 0, asked.priority, "", worker),
         )  # fmt: skip

@@ -140,7 +140,7 @@ def build_engine(
     on. Raises the same errors as `load_engine`.
     """
     files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
-    worker = _with_whole_pictures(worker, loaded.tower)
+    worker = _with_whole_images(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress, drafter)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), files.folder, formats, device)
@@ -326,8 +326,8 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
     cache.prefault_ahead(c_library.touch_pages)
 
 
-def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
-    """Returns the settings, enlarged so that a step can hold a picture that must not be cut, besides all decodes."""
+def _with_whole_images(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
+    """Returns the settings, enlarged so that a step can hold an image that must not be cut, besides all decodes."""
     if tower is None or tower.spec is None or not (tokens := tower.spec.largest_whole):
         return worker
     return replace(
@@ -338,7 +338,7 @@ def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerC
 
 
 def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
-    """Returns the encoder of pictures; None if pictures are not served."""
+    """Returns the encoder of images; None if images are not served."""
     if tower is None or tower.spec is None or tower.weights is None:
         return None
     from worker.vision.vision import Vision

@@ -179,7 +179,7 @@ def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numeric
     """Returns the worker's fingerprint.
 
     weights, tokenizer: the hashes of the files; the weights' files include those of a vision tower
-    vision: the VisionSpec, with the normalization of pixels; None if pictures are not served
+    vision: the VisionSpec, with the normalization of pixels; None if images are not served
     """
     facts = [ARITHMETIC_VERSION, list(weights), tokenizer, _facts_of(spec), numerics]
     return fingerprint_of(facts if vision is None else [*facts, vision])

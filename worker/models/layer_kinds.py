@@ -74,7 +74,7 @@ class LayerNames:
         """Finds a checkpoint's names. names: the names of all tensors in it
         prefix: the prefix of the names of its language model's tensors
 
-        Only the layers and the last norm of the language model are looked at. An encoder of pictures or sound, and
+        Only the layers and the last norm of the language model are looked at. An encoder of images or sound, and
         layers that draft tokens, have names of their own.
         """
         own = {tuple(name.removeprefix(prefix).split(".")) for name in names if name.startswith(prefix)}

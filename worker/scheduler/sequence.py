@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from shared.messages import Adapter, Outcome, Picture, Pooling, Prefill, Sampling
+from shared.messages import Adapter, Outcome, Pooling, Prefill, PromptImage, Sampling
 from worker.kv_cache.prefix_cache import Mark
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PrefixState:
 
     salt: str = ""  # only sequences with the same salt share cached prefixes
     digests: list[bytes] = field(default_factory=list)  # the digests of its first full pages
-    mark: Mark | None = None  # returns the bytes that stand for pictures in a page's digest; None: no pictures
+    mark: Mark | None = None  # returns the bytes that stand for images in a page's digest; None: no images
     claimed_tokens: int = 0  # tokens found in the cache when the sequence got its pages; the others must be computed
     cached_tokens: int = 0  # prompt and earlier output tokens found in the cache, or the K/V store, at first admission
     stored: "StoredPrefix | None" = None  # what the K/V store knows of it; None without a store, or before admission
@@ -224,7 +224,7 @@ class Sequence:
     states: "SequenceStates | None" = None  # slots of recurrent states, if layers have any
     mirostat: "MirostatRecord | None" = None  # the state of the Mirostat sampler
     adapter: "AdapterUse | None" = None  # a LoRA adapter
-    pictures: "PromptPictures | None" = None  # pictures in the prompt: their vectors replace token embeddings
+    images: "PromptImages | None" = None  # images in the prompt: their vectors replace token embeddings
     prediction: "Prediction | None" = None  # a text that the client expects as the output
     host: "HostWork | None" = None  # how long the host takes for its rows; None: hardly any time
 
@@ -482,11 +482,11 @@ class AnswerCheck:
         self.most_drafts = drafts // 2
 
 
-# The pictures of a prompt: where their tokens are, and what they add to the digests of pages.
+# The images of a prompt: where their tokens are, and what they add to the digests of pages.
 
 
-class PicturePlace(NamedTuple):
-    """The place of a picture: tokens start .. start + tokens - 1 of a prompt stand for the picture with this digest."""
+class ImagePlace(NamedTuple):
+    """The place of an image: tokens start .. start + tokens - 1 of a prompt stand for the image with this digest."""
 
     start: int
     tokens: int
@@ -494,15 +494,15 @@ class PicturePlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PicturePlaces:
-    """The places of all pictures of a prompt, in order."""
+class ImagePlaces:
+    """The places of all images of a prompt, in order."""
 
-    places: tuple[PicturePlace, ...]
+    places: tuple[ImagePlace, ...]
 
     def mark(self, begin: int, end: int) -> bytes:
         """Returns the bytes that are hashed, besides the ids, for the page with the tokens begin .. end - 1.
 
-        They name only the pictures that begin in this page, because the hash of every later page covers this hash.
+        They name only the images that begin in this page, because the hash of every later page covers this hash.
         """
         first = bisect_left(self.places, (begin,))
         last = bisect_left(self.places, (end,))
@@ -512,33 +512,33 @@ class PicturePlaces:
         )
 
 
-class PromptPictures:
-    """The pictures of a sequence, in the order of their tokens, which do not overlap."""
+class PromptImages:
+    """The images of a sequence, in the order of their tokens, which do not overlap."""
 
     def __init__(
         self,
-        pictures: list[Picture],
+        images: list[PromptImage],
         *,
         whole: bool = False,
         rotary: Any = None,
         encoded: Container[bytes] | None = None,
     ) -> None:
-        """whole: whether no step may cut a picture in two, because its tokens attend to each other in both directions.
+        """whole: whether no step may cut an image in two, because its tokens attend to each other in both directions.
 
         rotary: the RotaryPositions of a model with M-RoPE (worker/vision/attention.py); None: positions are those of
-        text encoded: the digests of the pictures that are encoded already; None: steps encode pictures themselves
+        text encoded: the digests of the images that are encoded already; None: steps encode images themselves
         """
-        self.pictures, self.whole, self.rotary, self._encoded = pictures, whole, rotary, encoded
-        self.end = pictures[-1].start + pictures[-1].tokens  # the index after the last token of the last picture
-        self.nbytes = sum(len(picture.pixels) for picture in pictures)
-        self.places = PicturePlaces(tuple(PicturePlace(one.start, one.tokens, one.digest) for one in pictures))
-        self._starts = [picture.start for picture in pictures]
+        self.images, self.whole, self.rotary, self._encoded = images, whole, rotary, encoded
+        self.end = images[-1].start + images[-1].tokens  # the index after the last token of the last image
+        self.nbytes = sum(len(image.pixels) for image in images)
+        self.places = ImagePlaces(tuple(ImagePlace(one.start, one.tokens, one.digest) for one in images))
+        self._starts = [image.start for image in images]
 
     def uncut(self, start: int, length: int, most: float) -> int:
-        """Returns the length of a chunk that begins at `start`: `length`, unless a picture changes it.
+        """Returns the length of a chunk that begins at `start`: `length`, unless an image changes it.
 
-        The chunk ends before a picture that is not encoded yet. With `whole`, it also ends before a picture that it
-        would cut. If it begins in such a picture, it has the rest of it, or no token if the rest is above `most`.
+        The chunk ends before an image that is not encoded yet. With `whole`, it also ends before an image that it
+        would cut. If it begins in such an image, it has the rest of it, or no token if the rest is above `most`.
         """
         if self._encoded is not None:
             length = self._up_to_unencoded(start, length, self._encoded)
@@ -555,15 +555,15 @@ class PromptPictures:
         missing = (one.start for one in self.within(start, start + length) if one.digest not in encoded)
         return max(0, next(missing, start + length) - start)
 
-    def at(self, place: int) -> Picture | None:
-        """Returns the picture that the token at index `place` belongs to; None if the token is text."""
+    def at(self, place: int) -> PromptImage | None:
+        """Returns the image that the token at index `place` belongs to; None if the token is text."""
         return next(iter(self.within(place, place + 1)), None)
 
-    def within(self, begin: int, end: int) -> list[Picture]:
-        """Returns the pictures that have at least one token among begin .. end - 1."""
+    def within(self, begin: int, end: int) -> list[PromptImage]:
+        """Returns the images that have at least one token among begin .. end - 1."""
         first = max(0, bisect_right(self._starts, begin) - 1)
-        found = self.pictures[first : bisect_left(self._starts, end)]
-        return [picture for picture in found if picture.start + picture.tokens > begin]
+        found = self.images[first : bisect_left(self._starts, end)]
+        return [image for image in found if image.start + image.tokens > begin]
 
 
 # A text that the client expects as the output. Its ids become drafts (drafts.py).

@@ -1,4 +1,4 @@
-"""The Triton kernels for causal attention compute attention among all patches of a picture like plain PyTorch."""
+"""The Triton kernels for causal attention compute attention among all patches of an image like plain PyTorch."""
 
 from dataclasses import replace
 
