@@ -132,18 +132,18 @@ class StageDecoder:
         last stage's rows are the result of Decoder.hidden. Raises RankLost.
         """
         stage, ring = self._part.stage, self._ring
-        taps, earlier = StageAuxStates(inputs.aux_hidden_states, stage, self._like), None
+        aux, earlier = StageAuxStates(inputs.aux_hidden_states, stage, self._like), None
         if stage.index:
-            rows, earlier = taps.apart(ring.take())
+            rows, earlier = aux.apart(ring.take())
             inputs, later = self._vectors.take(inputs, rows)
         else:
             inputs, later = self._vectors.begin(inputs)
         wanted = inputs if stage.is_last else _all_rows(inputs)
-        outputs = taps.buffers(len(wanted.logits_indices))
+        outputs = aux.buffers(len(wanted.logits_indices))
         result = self._own.hidden(replace(wanted, aux_hidden_states=tuple(outputs.items())), checked=checked)
         stream = result if stage.is_last else outputs[len(stage) - 1]
         vectors = [] if later is None else [later.flatten(1)]
-        onward = taps.onward(earlier, outputs, inputs.logits_indices)
+        onward = aux.onward(earlier, outputs, inputs.logits_indices)
         computed = joined([stream, *([] if stage.is_last else vectors), *onward])
         if not stage.is_last or not self._part.tp_rank:
             ring.give(computed)

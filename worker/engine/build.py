@@ -28,7 +28,7 @@ from worker.kv_cache.memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
-from worker.model_runner.check_bits import keeps_bits, with_equal_library_products, with_sound_options
+from worker.model_runner.check_bits import keeps_bits, with_cublas_where_equal, with_sound_options
 from worker.model_runner.check_kernels import choose_operations
 from worker.model_runner.runner import Runner
 from worker.model_runner.step import Model
@@ -390,7 +390,7 @@ def size_pool_and_decoder(
     log.info("preparing kernels for %s", gpu.name)
     length = longest_sequence(spec, model, worker)
     decoder = with_sound_options(Decoder(spec, weights, length), worker, length)
-    decoder = with_equal_library_products(decoder, worker)
+    decoder = with_cublas_where_equal(decoder, worker)
     decoder, measured = choose_operations(decoder, worker, length, gpu, on_progress)
     measured = measured if drafter is None else drafter.leaves(measured)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured

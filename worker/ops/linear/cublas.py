@@ -43,7 +43,7 @@ class Product:
     format: str = ""
 
 
-def library_linear(
+def cublas_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *,
     fp32_out: bool = False, split_k: bool = False, whole_rows: int = 0,
 ) -> Tensor:  # fmt: skip
@@ -75,7 +75,7 @@ def multiply_wide(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
         torch.mm(x.float(), weight.T.float(), out=out)
 
 
-def can_be_library(packed: PackedLinear) -> bool:
+def can_use_cublas(packed: PackedLinear) -> bool:
     """Returns whether the library may multiply by the weight: its products must be batch-invariant, and it is a tensor
     of numbers, or has codes whose inputs are in order.
     """
@@ -106,7 +106,7 @@ def weight_of_numbers(packed: PackedLinear, dtype: torch.dtype) -> Tensor:
     return unpack_triton(packed.codes, dtype)
 
 
-def with_library(operations: Operations, equal: frozenset[Product]) -> Operations:
+def with_cublas(operations: Operations, equal: frozenset[Product]) -> Operations:
     """Returns operations that let the library compute the products in `equal`."""
     if not equal:
         return operations
@@ -115,7 +115,7 @@ def with_library(operations: Operations, equal: frozenset[Product]) -> Operation
 
 
 def _is_equal(equal: frozenset[Product], x: Tensor, packed: PackedLinear) -> bool:
-    return len(x) >= fewest_rows(packed) and can_be_library(packed) and product_of(x, packed) in equal
+    return len(x) >= fewest_rows(packed) and can_use_cublas(packed) and product_of(x, packed) in equal
 
 
 def _linear(
@@ -123,7 +123,7 @@ def _linear(
 ) -> Tensor:
     if not _is_equal(equal, x, packed):
         return ours(x, packed, **how)
-    return library_linear(x, weight_of_numbers(packed, x.dtype), packed.bias, whole_rows=packed.whole_rows, **how)
+    return cublas_linear(x, weight_of_numbers(packed, x.dtype), packed.bias, whole_rows=packed.whole_rows, **how)
 
 
 def _gated_linear(
@@ -132,4 +132,4 @@ def _gated_linear(
     if not _is_equal(equal, x, packed):
         return ours(x, packed, activation)
     weight = weight_of_numbers(packed, x.dtype)
-    return act_and_mul(library_linear(x, weight, packed.bias, whole_rows=packed.whole_rows), activation)
+    return act_and_mul(cublas_linear(x, weight, packed.bias, whole_rows=packed.whole_rows), activation)
