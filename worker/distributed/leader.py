@@ -53,8 +53,8 @@ from worker.kv_cache.tensors import KVCache
 from worker.models.decoder import Decoder, Weights
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import CannotShare, Part, largest_inner
+from worker.operations import Operations
 from worker.ops.exchange import RankLost, shared_bytes
-from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from worker.kv_cache.tensors import KVCache
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import Part
+from worker.operations import Exchange, Operations
 from worker.ops.exchange import RankLost
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Exchange, Operations
 
 if TYPE_CHECKING:
     from worker.lora.ops import AdapterRows

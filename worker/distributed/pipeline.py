@@ -29,8 +29,8 @@ from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import Part, Stage
+from worker.operations import Operations
 from worker.ops.exchange import RankLost
-from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -34,10 +34,10 @@ from worker.model_runner.runner import Runner
 from worker.model_runner.step import Model
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder, Weights
+from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops.native import huge_pages
 from worker.ops.paged_kv import name_of
-from worker.ops.table import TORCH
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.spec import ModelSpec

@@ -11,6 +11,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from worker.model_runner.inputs import build_inputs, to_device
 from worker.model_runner.warmup import GREEDY, StepLimits
 from worker.models.decoder import Decoder, Weights
 from worker.models.forward_inputs import ForwardInputs
+from worker.operations import TORCH, Operations, with_options
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions, options_named
 from worker.ops.linear import linear
 from worker.ops.linear.cublas import (
@@ -36,12 +38,12 @@ from worker.ops.linear.cublas import (
     can_use_cublas,
     cublas_linear,
     fewest_rows,
+    gated_linear_with_cublas,
+    linear_with_cublas,
     product_of,
     weight_of_numbers,
-    with_cublas,
 )
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import TORCH, with_options
 from worker.scheduler.sequence import Chunk, Sequence, SequenceStates, slots_of
 
 log = logging.getLogger("sluice.load")
@@ -203,6 +205,15 @@ def with_checked_cublas(decoder: Decoder, counts: Iterable[int]) -> Decoder:
         len(equal), f"; not those of weights {', '.join(others)}" if others else "",
     )  # fmt: skip
     return decoder.with_operations(with_cublas(decoder.operations, equal))
+
+
+def with_cublas(operations: Operations, equal: frozenset[Product]) -> Operations:
+    """Returns operations that let the library compute the products in `equal`."""
+    if not equal:
+        return operations
+    linear = partial(linear_with_cublas, operations.linear, equal)
+    gated = partial(gated_linear_with_cublas, operations.gated_linear, equal)
+    return replace(operations, linear=linear, gated_linear=gated)
 
 
 def row_counts(*largest: int) -> set[int]:

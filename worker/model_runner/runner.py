@@ -34,7 +34,7 @@ from worker.model_runner.step import (
     no_rows,
 )
 from worker.models.forward_inputs import ForwardInputs
-from worker.ops.table import Operations
+from worker.operations import Operations
 from worker.scheduler.sequence import NO_ID, Chunk, Plan, Row, has_adapters
 from worker.spec import ModelSpec
 

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.operations import Operations
 from worker.ops.attention.reference import attention_torch
 from worker.ops.rope import rotary, store_kv
 from worker.ops.rope.reference import rotary_torch, store_kv_torch
-from worker.ops.table import Operations
 
 # Windows: in most layers of some towers, a patch sees only the patches of its own square window of the image.
 

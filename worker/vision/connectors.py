@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shared.messages import PromptImage
+from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Operations
 from worker.vision.activations import exact_gelu
 from worker.vision.spec import Connector, VisionSpec
 

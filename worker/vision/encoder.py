@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from shared.messages import PromptImage
+from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Operations
 from worker.vision.activations import activated_linear, gated, gated_linear
 from worker.vision.attention import (
     ATTENTION_COST,

@@ -16,7 +16,7 @@ from torch import Tensor
 from shared.images import MAX_PIXEL_BYTES, digest_among, image_digest
 from shared.messages import PromptImage, Submit
 from shared.prefix_identity import without_adapter
-from worker.ops.table import Operations
+from worker.operations import Operations
 from worker.scheduler.queue import QueueFull, Refused
 from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import Plan, PromptImages, Sequence

@@ -27,10 +27,10 @@ from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model_runner.check_bits import with_checked_cublas
 from worker.model_runner.runner import Runner
 from worker.models.decoder import Decoder, Weights
+from worker.operations import FAST, Operations, with_options
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions, options_named
 from worker.ops.linear.cublas import FEWEST_ROWS
 from worker.ops.quantized_weight import Scheme
-from worker.ops.table import FAST, Operations, with_options
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import Sequence

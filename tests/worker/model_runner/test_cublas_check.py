@@ -11,10 +11,10 @@ from torch import Tensor
 from shared.config.worker import WorkerConfig
 from worker.model_runner import check_bits
 from worker.model_runner.check_bits import compare, row_counts, with_cublas_where_equal
+from worker.operations import TORCH
 from worker.ops.linear.cublas import Product
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.reference import linear_torch
-from worker.ops.table import TORCH
 
 PACKED = PackedLinear(torch.arange(48.0).view(4, 12) / 7, None, True)
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tests.worker.ops.harness.cases import close, near, random
 from tests.worker.ops.harness.quantized import quantized
+from worker.model_runner.check_bits import with_cublas
+from worker.operations import TORCH
 from worker.ops.linear.cublas import (
     FEWEST_ROWS,
     FEWEST_ROWS_OF_CODES,
@@ -14,7 +16,6 @@ from worker.ops.linear.cublas import (
     can_use_cublas,
     cublas_linear,
     product_of,
-    with_cublas,
 )
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.packed_codes import pack_codes
@@ -22,7 +23,6 @@ from worker.ops.linear.reference import linear_torch
 from worker.ops.linear.tiles import chain_length
 from worker.ops.norm.reference import sum_split_k
 from worker.ops.quantized_weight import INT4, QuantizedWeight
-from worker.ops.table import TORCH
 
 
 @pytest.mark.parametrize("biased", [False, True])

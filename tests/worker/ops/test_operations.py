@@ -14,11 +14,11 @@ from tests.worker.ops.harness.decoders import PARALLEL, PLAIN, SANDWICH, decoder
 from worker.kv_cache.tensors import KVCache
 from worker.model_runner.check_kernels import find_wrong_operations
 from worker.models.decoder import Decoder
+from worker.operations import FAST, Operations, with_options
 from worker.ops.launch_options import GPU_OPTIONS, options_named
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.quantized_weight import INT4, Scheme, quantize, quantize_groups
-from worker.ops.table import FAST, Operations, with_options
 from worker.spec import LayerSpec, ModelSpec
 
 PAGE = 4

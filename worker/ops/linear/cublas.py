@@ -12,8 +12,7 @@ memory away. They must be set before the library is used for the first time.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor
 from worker.ops.activation import act_and_mul
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.norm.reference import sum_split_k
-from worker.ops.table import Operations
 from worker.spec import Activation
 
 SCARCE: Mapping[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
@@ -106,29 +104,23 @@ def weight_of_numbers(packed: PackedLinear, dtype: torch.dtype) -> Tensor:
     return unpack_triton(packed.codes, dtype)
 
 
-def with_cublas(operations: Operations, equal: frozenset[Product]) -> Operations:
-    """Returns operations that let the library compute the products in `equal`."""
-    if not equal:
-        return operations
-    linear = partial(_linear, operations.linear, equal)
-    return replace(operations, linear=linear, gated_linear=partial(_gated_linear, operations.gated_linear, equal))
-
-
 def _is_equal(equal: frozenset[Product], x: Tensor, packed: PackedLinear) -> bool:
     return len(x) >= fewest_rows(packed) and can_use_cublas(packed) and product_of(x, packed) in equal
 
 
-def _linear(
+def linear_with_cublas(
     ours: Callable[..., Tensor], equal: frozenset[Product], x: Tensor, packed: PackedLinear, **how: Any
 ) -> Tensor:
+    """Returns what `ours`, our kernels' product, returns. The library computes the products in `equal`."""
     if not _is_equal(equal, x, packed):
         return ours(x, packed, **how)
     return cublas_linear(x, weight_of_numbers(packed, x.dtype), packed.bias, whole_rows=packed.whole_rows, **how)
 
 
-def _gated_linear(
+def gated_linear_with_cublas(
     ours: Callable[..., Tensor], equal: frozenset[Product], x: Tensor, packed: PackedLinear, activation: Activation
 ) -> Tensor:
+    """Does the same as `linear_with_cublas` for the stacked weights of gate and up."""
     if not _is_equal(equal, x, packed):
         return ours(x, packed, activation)
     weight = weight_of_numbers(packed, x.dtype)

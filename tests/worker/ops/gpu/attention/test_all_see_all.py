@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.ops.table import FAST
+from worker.operations import FAST
 from worker.vision import attention
 from worker.vision.attention import Queries, Windows
 

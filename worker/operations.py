@@ -29,7 +29,7 @@ from worker.ops.sampling import sample_plain
 from worker.ops.sampling.reference import sample_torch
 
 if TYPE_CHECKING:
-    from worker.ops.lora_native import StepAdaptersC
+    from worker.ops.linear.lora_native import StepAdaptersC
 
 
 @dataclass(frozen=True, slots=True)
