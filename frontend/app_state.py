@@ -20,8 +20,7 @@ from frontend.errors import UnsupportedMediaType
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.schema.base import RequestModel, to_json
-from frontend.schema.decoding import OnUnknown, check_values, decode, decode_valid
-from frontend.schema.unknown_fields import UnknownFields
+from frontend.schema.decoding import OnUnknown, UnknownFields, check_values, decode, decode_valid
 from frontend.server.access import administers
 from frontend.server.bodies import Bodies, Remembered, largest_body
 from frontend.server.content_coding import coding_of

@@ -56,10 +56,10 @@ FORBIDDEN = {
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 542,
+    "product files": 536,
     "folders": 69,
-    "files that serve a chat": 157,
-    "files of a chat and the start": 212,
+    "files that serve a chat": 155,
+    "files of a chat and the start": 209,
 }
 BARE = 20  # an __init__.py of at most this many lines is a folder's sign, and no file to read
 

@@ -211,8 +211,7 @@ def _kv_store(
     """Opens the K/V store; returns None if the settings name no folder."""
     if not settings.worker.kv_store:
         return None
-    from worker.engine.hand_over import HandOver
-    from worker.engine.kv_store import StoreCollector, open_store
+    from worker.engine.kv_store import HandOver, StoreCollector, open_store
 
     store = open_store(settings.worker, engine, server.awake.set)
     fetching = engine.scheduler.state.paging.fetching

@@ -17,10 +17,9 @@ from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.model_context import ModelContext
 from frontend.request import Admission, Delta, Features, Finish, GenerationRequest
 from frontend.schema.base import MOST, RequestModel, ResponseModel, to_json
-from frontend.schema.decoding import decode
+from frontend.schema.decoding import UnknownFields, decode
 from frontend.schema.request_fields import Positive, doc
 from frontend.schema.responses import Size
-from frontend.schema.unknown_fields import UnknownFields
 from shared.signing import Check, Signer
 
 SEED = "receipt.sampling.seed"

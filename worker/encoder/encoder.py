@@ -20,7 +20,7 @@ from worker.encoder.weights import EncoderWeights
 from worker.models.decoder import Layer, tables
 from worker.models.mlp import DenseWeights
 from worker.operations import FAST, Operations
-from worker.ops.attention.texts import text_attention
+from worker.ops.attention import text_attention
 from worker.ops.rope import rotary
 
 ACTIVATIONS = {"identity": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "gelu": gelu}

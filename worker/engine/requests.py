@@ -34,7 +34,7 @@ from worker.scheduler.sequence import Key, PrefixState, RequestStats, Scheduling
 from worker.structured_output.pending import PendingSequences, constrain
 
 if TYPE_CHECKING:
-    from worker.engine.hand_over import HandOver
+    from worker.engine.kv_store import HandOver
     from worker.lora.store import AdapterStore
     from worker.model_runner.logprobs import PromptVector
     from worker.structured_output.compiler import GrammarCompiler

@@ -26,7 +26,7 @@ from worker.scheduler.sequence import Chunk
 from worker.spec import Activation, ExpertGroups
 
 if TYPE_CHECKING:
-    from worker.lora.on_gpu import ProductsOnGpu
+    from worker.lora.triton import ProductsOnGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def _on_gpu(plain: Operations, positions: Tensor) -> "ProductsOnGpu | None":
     """Returns a ProductsOnGpu where Triton's kernels run, else None."""
     if not positions.is_cuda or plain.linear is linear_torch:
         return None
-    from worker.lora.on_gpu import ProductsOnGpu
+    from worker.lora.triton import ProductsOnGpu
 
     return ProductsOnGpu()
 

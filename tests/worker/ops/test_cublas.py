@@ -20,7 +20,7 @@ from worker.ops.linear.cublas import (
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.linear.reference import linear_torch
-from worker.ops.linear.tiles import chain_length
+from worker.ops.linear.triton_tiles import chain_length
 from worker.ops.norm.reference import sum_split_k
 from worker.ops.quantized_weight import INT4, QuantizedWeight
 

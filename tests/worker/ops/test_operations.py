@@ -72,9 +72,9 @@ def others() -> list[Row]:
 def on_triton(model: Decoder) -> Decoder:
     """Returns the decoder with the operations that are chosen on a GPU, except attention."""
     from worker.ops.activation.triton import act_and_mul_triton, activate_triton
-    from worker.ops.linear.tiles import is_single_chain
     from worker.ops.linear.triton import gated_linear_triton, linear_triton
     from worker.ops.linear.triton_low_bit import can_be_gated, quantized_gated_linear_triton, quantized_linear_triton
+    from worker.ops.linear.triton_tiles import is_single_chain
     from worker.ops.norm.triton import add_rms_norm_triton, rms_norm_triton
     from worker.ops.rope.triton import qkv_rope_write_triton
 

@@ -4,8 +4,8 @@ kernels.
 A GEMM of the library adds along K in an order that may depend on the number of rows. So the library computes only
 products whose weight shape and number of rows have been compared on this device (worker/model_runner/check_bits.py).
 Our kernels compute all other products. A weight of four or eight bits in groups is first turned into a tensor for the
-one product. If the K of a weight is split into chains (tiles.py), the library computes each chain, and the partial sums
-are added in order.
+one product. If the K of a weight is split into chains (triton_tiles.py), the library computes each chain, and the
+partial sums are added in order.
 
 cuBLAS would split K among programs if it had memory for partial sums. The environment variables in SCARCE take this
 memory away. They must be set before the library is used for the first time.
@@ -50,7 +50,7 @@ def cublas_linear(
     Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and S chains, returns their partial sums
     [S, T, N] float32. whole_rows: see PackedLinear.
     """
-    from worker.ops.linear.tiles import chain_length
+    from worker.ops.linear.triton_tiles import chain_length
 
     columns, depth = weight.shape
     chain = chain_length(whole_rows or columns, depth)

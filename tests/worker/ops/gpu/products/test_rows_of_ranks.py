@@ -8,7 +8,7 @@ import torch
 
 from tests.worker.ops.harness.cases import TRITON_DTYPES, poisoned, random
 from tests.worker.ops.harness.quantized import quantized
-from worker.ops.linear import tiles
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.cublas import cublas_linear
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.quantized_weight import INT4
