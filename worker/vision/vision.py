@@ -17,9 +17,10 @@ from shared.images import MAX_PIXEL_BYTES, digest_among, image_digest
 from shared.messages import PromptImage, Submit
 from shared.prefix_identity import without_adapter
 from worker.operations import Operations
+from worker.scheduler.prompt_images import PromptImages
 from worker.scheduler.queue import QueueFull, Refused
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Plan, PromptImages, Sequence
+from worker.scheduler.sequence import Plan, Sequence
 from worker.spec import ModelSpec
 from worker.vision.attention import RotaryPositions, components
 from worker.vision.encoder import EmbedderWeights, EncoderWeights

@@ -12,8 +12,9 @@ from worker.engine.loop import first_half
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
 from worker.scheduler.policy import SchedulerConfig
+from worker.scheduler.prompt_images import PromptImages
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Chunk, PromptImages, Sequence
+from worker.scheduler.sequence import Chunk, Sequence
 
 PAGE = 4
 PLACES = [(5, 6), (11, 3), (20, 10)]  # (start, tokens) of three images; no text lies between the first two
