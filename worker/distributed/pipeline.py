@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from ctypes import c_uint64
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from worker.distributed.lora import adapters_in, with_adapters
 from worker.distributed.messages import CPU, HIDDEN, LOGITS, Inbox, rows_frame, rows_in, send
 from worker.distributed.stage_outputs import LayerVectors, StageAuxStates, joined, write_returned
 from worker.kv_cache.tensors import KVCache
+from worker.lora.ops import AdapterRows
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
@@ -32,10 +33,6 @@ from worker.models.sharding import Part, Stage
 from worker.operations import Operations
 from worker.ops.exchange import RankLost
 from worker.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from worker.lora.ops import AdapterRows
-
 
 PROGRESS_S = 0.2  # pause between two progress bytes
 LOST = "a process that computes other layers of the model has died"
@@ -46,7 +43,7 @@ class RankDecoder(Protocol):
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor: ...
     def logits(self, h: Tensor) -> Tensor: ...
-    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "RankDecoder": ...
+    def with_adapters(self, adapters: Sequence[AdapterRows]) -> "RankDecoder": ...
 
 
 class AllHeads:
@@ -56,7 +53,7 @@ class AllHeads:
         self._layers, self._cache = fastest_decoder(decoder, cache), cache
         self._adapters: Sequence[AdapterRows] = ()
 
-    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "AllHeads":
+    def with_adapters(self, adapters: Sequence[AdapterRows]) -> "AllHeads":
         """Returns the decoder for a step in which some rows have adapters."""
         other = copy(self)
         other._adapters = adapters
@@ -149,7 +146,7 @@ class StageDecoder:
             ring.give(computed)
         return computed
 
-    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "StageDecoder":
+    def with_adapters(self, adapters: Sequence[AdapterRows]) -> "StageDecoder":
         """Returns the decoder for a step in which some rows have adapters."""
         other = copy(self)
         other._own = self._own.with_adapters(adapters)
@@ -193,7 +190,7 @@ class OrderAll(Protocol):
         compute: str,
         inputs: ForwardInputs | Tensor,
         own: Callable[[bool], Tensor],
-        adapters: "Sequence[AdapterRows]" = (),
+        adapters: Sequence[AdapterRows] = (),
     ) -> Tensor: ...
 
 
