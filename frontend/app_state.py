@@ -20,8 +20,7 @@ from frontend.errors import UnsupportedMediaType
 from frontend.model_table import ModelTable, ServedModel
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.schema.base import RequestModel, to_json
-from frontend.schema.decoding import OnUnknown, check_values, decode, decode_valid
-from frontend.schema.unknown_fields import UnknownFields
+from frontend.schema.decoding import OnUnknown, UnknownFields, check_values, decode, decode_valid
 from frontend.server.access import administers
 from frontend.server.bodies import Bodies, Remembered, largest_body
 from frontend.server.content_coding import coding_of
@@ -85,15 +84,15 @@ class AppState:
         """Reads the body, and unpacks it. Raises what `Bodies.read`, `coding_of` and `check_media_type` raise."""
         check_media_type(request)
         coding = coding_of(request.headers.get("content-encoding", ""))
-        most = self.config.max_body_bytes or largest_body(self._most_pictures())
+        most = self.config.max_body_bytes or largest_body(self._most_images())
         body = await self.bodies.read(request, most, coding)
         body_bytes.set(len(body))
         check_values(body)
         return body
 
-    def _most_pictures(self) -> int:
-        """Returns how many pictures a request may have: 0 only if all models are loaded and none accepts pictures."""
-        sees = any(not one.service.has_tokenizer or one.service.tokenizer.pictures for one in self.models)
+    def _most_images(self) -> int:
+        """Returns how many images a request may have: 0 only if all models are loaded and none accepts images."""
+        sees = any(not one.service.has_tokenizer or one.service.tokenizer.image_format for one in self.models)
         return self.config.max_images_per_request if sees else 0
 
     async def decode(self, request: Request, body: bytes, kind: type[R], path: str = "") -> R:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from frontend.output_parser.model_format import ParserConfig
-from shared.messages import Adapter, Logprobs, Picture, Pooling, Sampling, Timings
+from shared.messages import Adapter, Logprobs, Pooling, PromptImage, Sampling, Timings
 
 # The optional features of a request, one field for each. A request that only generates text has none.
 #
@@ -61,7 +61,7 @@ class Features:
     checked: list[int] | None = None  # an output that is checked instead of generated; needs one prompt and n = 1
     scored: Scored | None = None
     adapter: Adapter | None = None  # the LoRA adapter, which changes the weights of the model
-    pictures: tuple[Picture, ...] = ()  # the pictures of the request's only prompt
+    images: tuple[PromptImage, ...] = ()  # the images of the request's only prompt
     predicted: tuple[int, ...] | None = None  # ids that the client expects as the output
     pooling: Pooling | None = None  # asks for one vector of each prompt instead of text
     seconds: tuple[int, ...] = ()  # for each prompt that is a pair of texts, where the second begins; empty: no pairs

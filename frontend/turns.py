@@ -36,7 +36,7 @@ class FairThreads:
         places: how many threads there are
         each: how many of them one tenant may use at the same time
         most_waiting: how many pieces of one tenant's work may wait; None: any number
-        doing: what waits, for the error: "pictures wait to be decoded"
+        doing: what waits, for the error: "images wait to be decoded"
         """
         self.most_waiting = most_waiting
         self._name, self._places, self._doing = name, places, doing

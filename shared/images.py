@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.messages import Picture
+from shared.messages import PromptImage
 
 MAX_BYTES = 20 << 20  # largest file
 BEGINNINGS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
@@ -31,10 +31,10 @@ def file_as_url(path: Path) -> str:
     return data_url(data)
 
 
-# The hash of a picture. Caches treat pictures with equal hashes as the same picture.
+# The hash of an image. Caches treat images with equal hashes as the same image.
 
 
-def picture_digest(height: int, width: int, pixels: bytes) -> bytes:
+def image_digest(height: int, width: int, pixels: bytes) -> bytes:
     """Returns the sha256 over height and width, each in four bytes (little-endian), and the pixels."""
     head = height.to_bytes(4, "little") + width.to_bytes(4, "little")
     digest = hashlib.sha256(head)
@@ -43,31 +43,31 @@ def picture_digest(height: int, width: int, pixels: bytes) -> bytes:
 
 
 def digest_among(digest: bytes, sharers: str) -> bytes:
-    """Returns the digest under which a cache keeps a picture for those who share it, so that others do not find it.
+    """Returns the digest under which a cache keeps an image for those who share it, so that others do not find it.
 
     sharers: the text that only requests which may share have in common; empty: all requests share
     """
     return hashlib.blake2b(digest, key=hashlib.sha256(sharers.encode()).digest()).digest()[:32] if sharers else digest
 
 
-# Makes prompts with pictures comparable. All pictures have the same placeholders, so digests replace them.
+# Makes prompts with images comparable. All images have the same placeholders, so digests replace them.
 
 
-def with_digests(prompt: bytes, pictures: Sequence[Picture]) -> bytes:
-    """Returns a packed prompt with the digest of each picture, repeated, in place of the picture's tokens.
+def with_digests(prompt: bytes, images: Sequence[PromptImage]) -> bytes:
+    """Returns a packed prompt with the digest of each image, repeated, in place of the image's tokens.
 
     The result is as long as the prompt, so its first n tokens stand for the first n tokens of the prompt.
     """
-    if not pictures:
+    if not images:
         return prompt
     whole = bytearray(prompt)
-    for picture in pictures:
-        begin, size = 4 * picture.start, 4 * picture.tokens
-        whole[begin : begin + size] = (picture.digest * (size // len(picture.digest) + 1))[:size]
+    for image in images:
+        begin, size = 4 * image.start, 4 * image.tokens
+        whole[begin : begin + size] = (image.digest * (size // len(image.digest) + 1))[:size]
     return bytes(whole)
 
 
-# Limits on the pictures of a request, which frontends enforce and workers check.
+# Limits on the images of a request, which frontends enforce and workers check.
 
-MAX_PIXEL_BYTES = 48 << 20  # all resized pictures of a request; a message has at most 64 MiB
-MAX_PATCHES = 1 << 14  # patches of one picture
+MAX_PIXEL_BYTES = 48 << 20  # all resized images of a request; a message has at most 64 MiB
+MAX_PATCHES = 1 << 14  # patches of one image

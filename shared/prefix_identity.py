@@ -25,7 +25,7 @@ class PrefixIdentity:
 
     A value that changes the K/V of every token, such as the hash of an adapter, gets a field here, and a line of the
     text before the other lines. The text of a request with the value must differ from all texts without the value. A
-    value that belongs to some positions only, such as the digest of a picture, does not belong here, but to the pages
+    value that belongs to some positions only, such as the digest of an image, does not belong here, but to the pages
     of these positions, whose tokens PrefixCache.extend hashes.
     """
 

@@ -146,7 +146,7 @@ class FakePool:
         generated: Iterable[int] = (),
         scored_from: int = 0,
         answer: list[int] | None = None,
-        pictures: Sequence[m.Picture] = (),
+        images: Sequence[m.PromptImage] = (),
         predicted: Sequence[int] | None = None,
         second_from: int = 0,
         keep_s: int = 0,
@@ -160,7 +160,7 @@ class FakePool:
         message = m.Submit(
             call + 1, pack_u32(prompt), sampling, pack_u32(generated), cache_salt, group, deadline_ms, priority, 0,
             tenant, pooling=pooling, scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
+            answer=None if answer is None else pack_u32(answer), adapter=adapter, images=list(images) or None,
             prediction=None if predicted is None else pack_u32(predicted), second_from=second_from,
             keep_s=keep_s,
         )  # fmt: skip
@@ -239,7 +239,7 @@ def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str =
 
 
 def context(tokenizer: Tokenizer, **more: Any) -> ModelContext:
-    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.pictures is not None)
+    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.image_format is not None)
     return replace(ModelContext(MODEL, 64, LIMITS.vocab_size, tokenizer, template), **more)
 
 

@@ -97,7 +97,7 @@ TESTS = {  # file or function → how many of its tests run, after the draw from
     "tests/e2e/test_modes.py": 1,
     "tests/e2e/test_neighbours.py": 1,
     "tests/e2e/test_parity.py": 1,
-    "tests/e2e/test_pictures.py": 1,
+    "tests/e2e/test_images.py": 1,
     "tests/e2e/test_pool.py": 1,
     "tests/e2e/test_pooling.py": 1,
     "tests/e2e/test_rank_hosts.py": 1,

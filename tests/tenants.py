@@ -27,8 +27,8 @@ import httpx
 from PIL import Image
 
 from tests.e2e.server import serving
+from tests.images import seeing_checkpoint
 from tests.patience import PATIENCE_S
-from tests.pictures import seeing_checkpoint
 
 MOST = 2.0  # times as long as alone
 FLOOR_MS = {"first": 20.0, "between": 5.0}  # shorter times than this are as good as this
@@ -49,8 +49,8 @@ def drawn(side: int) -> bytes:
     return file.getvalue()
 
 
-def picture(side: int, number: int) -> str:
-    """Returns a picture with the same pixels and other bytes for each number, so that no decoded one is found again."""
+def image(side: int, number: int) -> str:
+    """Returns an image with the same pixels and other bytes for each number, so that no decoded one is found again."""
     return "data:image/jpeg;base64," + base64.b64encode(drawn(side) + str(number).encode()).decode()
 
 
@@ -75,8 +75,8 @@ async def gbnf(http: httpx.AsyncClient, number: int) -> None:
     await http.post(CHAT, json=chat("x", guided_grammar="root ::= " + f'"{number}" ' * 30_000))
 
 
-async def pictures(http: httpx.AsyncClient, number: int) -> None:
-    await http.post(CHAT, json=seeing(picture(4000, number), max_tokens=1))
+async def images(http: httpx.AsyncClient, number: int) -> None:
+    await http.post(CHAT, json=seeing(image(4000, number), max_tokens=1))
 
 
 async def texts(http: httpx.AsyncClient, number: int) -> None:
@@ -107,7 +107,7 @@ async def requests(http: httpx.AsyncClient, number: int) -> None:
 class Trial:
     """An attack by some tasks at the same time, and the requests of the other tenant; number → body.
 
-    sees: whether they need a model that takes pictures
+    sees: whether they need a model that takes images
     """
 
     attack: Attack
@@ -120,7 +120,7 @@ TRIALS: Mapping[str, Trial] = {
     "slow templates": Trial(templates),
     "slow regular expressions": Trial(grammars, body=lambda number: chat("Say", guided_regex=f"[a-z]{{30}}{number}?")),
     "long GBNF": Trial(gbnf, body=lambda number: chat("Say", guided_grammar=f'root ::= [a-z]+ "{number}"')),
-    "large pictures": Trial(pictures, 6, lambda number: seeing(picture(64, number)), sees=True),
+    "large images": Trial(images, 6, lambda number: seeing(image(64, number)), sees=True),
     "long texts": Trial(texts, body=lambda number: chat(f"Say {number}. " + "word " * 100)),
     "breakers": Trial(breakers, 4),
     "unfinished uploads": Trial(uploads, 300, lambda number: chat(f"Say {number}.", user=" " * (2 << 20))),
@@ -214,7 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.tenants", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each measurement (default: 60)")
     parser.add_argument("--only", choices=[*TRIALS], action="append", help="only this attack")
-    parser.add_argument("--model", help="a model of texts (default: a tiny one that takes pictures)")
+    parser.add_argument("--model", help="a model of texts (default: a tiny one that takes images)")
     parser.add_argument("--attack", metavar="URL", help="only attack the server there, until a signal")
     asked = parser.parse_args()
     if asked.attack:

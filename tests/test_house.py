@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("shared",),
     ("frontend/errors.py", "frontend/downloads.py", "frontend/lora.py", "worker/spec.py", "frontend/turns.py"),
     ("frontend/text", "frontend/output_parser", "frontend/workers", "worker/ops"),
-    ("frontend/request.py", "worker/device.py", "worker/checkpoint", "worker/kv_cache"),
+    ("frontend/request.py", "worker/device.py", "worker/operations.py", "worker/checkpoint", "worker/kv_cache"),
     ("frontend/schema", "frontend/generation", "frontend/server", "worker/scheduler", "worker/quantization"),
     ("frontend/model_context.py", "frontend/observability", "frontend/kept", "worker/models"),
     ("frontend/chat", "worker/lora", "worker/vision"),
@@ -41,18 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # (importing file, imported file) → why it may point upward
 UPWARD: Mapping[tuple[str, str], str] = {}
 # Folders that import each other, each with its reason: the folders of a circle can only be read together.
-CIRCLES: Mapping[tuple[str, ...], str] = {
-    (
-        "worker/ops",
-        "worker/ops/activation",
-        "worker/ops/attention",
-        "worker/ops/linear",
-        "worker/ops/moe",
-        "worker/ops/norm",
-        "worker/ops/recurrent",
-        "worker/ops/rope",
-    ): "table.py collects the operations; the other files beside it are what operations share",
-}
+CIRCLES: Mapping[tuple[str, ...], str] = {}
 # path → top-level modules that it may not import, at any place in the file
 FORBIDDEN = {
     "frontend": {"worker", "deploy", "bench", "tests", "gguf", *TENSORS},
@@ -67,10 +56,10 @@ FORBIDDEN = {
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 545,
+    "product files": 540,
     "folders": 69,
-    "files that serve a chat": 157,
-    "files of a chat and the start": 212,
+    "files that serve a chat": 156,
+    "files of a chat and the start": 210,
 }
 BARE = 20  # an __init__.py of at most this many lines is a folder's sign, and no file to read
 

@@ -1,7 +1,7 @@
 """What image processors of transformers call of torchvision, made with Pillow and torch.
 
 torchvision's builds need a torch for CUDA, and some processors of transformers exist only with it. They use it for
-resizing and normalization; everything else, such as how pictures are cut and which tokens they get, is their own code.
+resizing and normalization; everything else, such as how images are cut and which tokens they get, is their own code.
 torchvision itself gives the same pixels up to one level of 255.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def resize(image: Tensor, size: Sequence[int], interpolation: Image.Resampling, antialias: bool = True) -> Tensor:
-    """Returns a resized picture [3, height, width] uint8, or a batch of them."""
+    """Returns a resized image [3, height, width] uint8, or a batch of them."""
     if image.ndim == 4:
         return torch.stack([resize(one, size, interpolation, antialias) for one in image])
     height, width = size

@@ -30,7 +30,7 @@ from worker.engine.prefix_report import PrefixReport
 from worker.engine.requests import RequestTable
 from worker.engine.status import StatusReporter
 from worker.engine.transport import Identity, WireServer
-from worker.engine.validation import no_pictures
+from worker.engine.validation import no_images
 from worker.scheduler.sequence import Plan, Sequence
 
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
@@ -107,7 +107,7 @@ def _serve(
         crash_journal=CrashJournal(reporter.heartbeat),
         compiler=engine.compiler,
         adapters=_adapters(settings, engine, server, metrics),
-        give_pictures=_pictures(settings, engine, metrics),
+        give_images=_image_admission(settings, engine, metrics),
         task=engine.task,
     )
     canary_s = settings.worker.canary_interval
@@ -172,21 +172,21 @@ def _adapters(settings: Settings, engine: Engine, server: WireServer, metrics: M
     return store
 
 
-def _pictures(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Sequence, Submit], None]:
-    """Returns a function that checks the pictures of a request, and raises Refused if they cannot be served."""
+def _image_admission(settings: Settings, engine: Engine, metrics: Metrics) -> Callable[[Sequence, Submit], None]:
+    """Returns a function that checks the images of a request, and raises Refused if they cannot be served."""
     if engine.tower is None:
-        return no_pictures
-    from worker.vision.vision import PictureAdmission, VisionCollector
+        return no_images
+    from worker.vision.vision import ImageAdmission, VisionCollector
 
     if engine.runner.vision is not None:
         metrics.collectors.append(VisionCollector(settings.frontend.metrics_prefix, engine.runner.vision))
-    return PictureAdmission(engine.tower, engine.scheduler.sequences, engine.runner.vision)
+    return ImageAdmission(engine.tower, engine.scheduler.sequences, engine.runner.vision)
 
 
 def _between_steps(
     engine: Engine, request_table: RequestTable, loop: Loop, server: WireServer
 ) -> Callable[[Plan], bool]:
-    """Returns a function that encodes pictures between steps."""
+    """Returns a function that encodes images between steps."""
     from worker.vision.vision import BetweenSteps, token_cost
 
     assert engine.runner.vision is not None
@@ -211,8 +211,7 @@ def _kv_store(
     """Opens the K/V store; returns None if the settings name no folder."""
     if not settings.worker.kv_store:
         return None
-    from worker.engine.hand_over import HandOver
-    from worker.engine.kv_store import StoreCollector, open_store
+    from worker.engine.kv_store import HandOver, StoreCollector, open_store
 
     store = open_store(settings.worker, engine, server.awake.set)
     fetching = engine.scheduler.state.paging.fetching

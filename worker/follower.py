@@ -61,9 +61,9 @@ from worker.kv_cache.tensors import KVCache
 from worker.models.decoder import Decoder, Weights
 from worker.models.load import load
 from worker.models.sharding import Part
+from worker.operations import FAST, Operations
 from worker.ops import native as c_library
 from worker.ops.native import huge_pages
-from worker.ops.table import FAST, Operations
 
 PR_SET_PDEATHSIG = 1
 

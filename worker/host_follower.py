@@ -36,8 +36,8 @@ from worker.kv_cache.memory import check_host_of_several
 from worker.kv_cache.sizing import WeightsSize
 from worker.models.decoder import Weights
 from worker.models.sharding import CannotShare
+from worker.operations import FAST, Operations
 from worker.ops.exchange import RankLost, shared_bytes
-from worker.ops.table import FAST, Operations
 
 log = logging.getLogger("sluice.ranks")
 

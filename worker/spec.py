@@ -64,9 +64,7 @@ class LayerSpec:
     intermediate_size: int = 0  # the width of the MLP; 0: ModelSpec.intermediate_size
     key_is_value: bool = False  # whether values are the projected keys, before their norm and rotation
     mixes: int = 0  # how many inputs the mixer's linears have; 0: ModelSpec.hidden_size
-    bidirectional: bool = (
-        True  # whether a picture's tokens attend to the picture's later tokens, if the model allows this
-    )
+    bidirectional: bool = True  # whether an image's tokens attend to the image's later tokens, if the model allows this
     shares: int | None = None  # the index of the layer whose K/V this layer reads; None: it has its own K/V
 
     @property

@@ -18,7 +18,7 @@ from shared.config.flags import Parser
 from shared.images import file_as_url
 
 HELP = (
-    "/image FILE shows a picture with the next question, /reset starts over, /system TEXT sets the system prompt and "
+    "/image FILE shows an image with the next question, /reset starts over, /system TEXT sets the system prompt and "
     "starts over, /quit leaves; Ctrl-C stops an answer"
 )
 SAMPLED = "Sampling that no flag sets is what the model's authors recommend, or else the server's default"
@@ -103,7 +103,7 @@ class Conversation:
         self._system = system
         self._interactive = interactive
         self._messages: list[dict[str, Any]] = []
-        self._pictures: list[str] = []  # URLs of the pictures for the next question
+        self._images: list[str] = []  # URLs of the images for the next question
 
     def run(self) -> int:
         while True:
@@ -126,7 +126,7 @@ class Conversation:
                 self._show(rest.strip())
             case "/reset":
                 self._messages.clear()
-                self._pictures.clear()
+                self._images.clear()
             case "/system":
                 self._system = rest.strip()
                 self._messages.clear()
@@ -135,17 +135,17 @@ class Conversation:
 
     def _show(self, file: str) -> None:
         try:
-            self._pictures.append(file_as_url(Path(file)))
+            self._images.append(file_as_url(Path(file)))
         except ValueError as problem:
             if not self._interactive:
                 raise CliError(f"/image {file} {problem}", 1) from problem
             print(f"{file} {problem}", file=sys.stderr)
 
     def _content(self, line: str) -> Any:
-        """Returns the content of the next message: a text, or a list of parts if it has pictures."""
-        pictures = [{"type": "image_url", "image_url": {"url": url}} for url in self._pictures]
-        self._pictures = []
-        return [*pictures, {"type": "text", "text": line}] if pictures else line
+        """Returns the content of the next message: a text, or a list of parts if it has images."""
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self._images]
+        self._images = []
+        return [*images, {"type": "text", "text": line}] if images else line
 
     def _exchange(self, line: str) -> None:
         """Sends a question and prints the answer; later requests leave out a failed exchange."""

@@ -21,15 +21,15 @@ from worker.models.families import FAMILIES
 from worker.vision.families import FAMILIES as TOWERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "model-types.md"
-TEXT, TEXT_AND_IMAGES, VECTORS = "text", "text, also with pictures", "vectors, scores and labels"
-NOT_TEXT = "does not generate text by itself: pictures, video, sound, time series, or a part of another model"
+TEXT, TEXT_AND_IMAGES, VECTORS = "text", "text, also with images", "vectors, scores and labels"
+NOT_TEXT = "does not generate text by itself: images, video, sound, time series, or a part of another model"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """What transformers says of a model_type. settings: the values of its config by name
 
-    generates: it has a class that generates text, from text or from text and pictures
+    generates: it has a class that generates text, from text or from text and images
     """
 
     name: str

@@ -4,7 +4,7 @@
 
 Dynamo's frontend tokenizes the request and detokenizes the answer. This module sends the token ids to
 `/v1/completions` of the server. It publishes no K/V events, and refuses features that it does not pass on: grammars,
-log-probabilities, pictures, several choices, and separate prefill.
+log-probabilities, images, several choices, and separate prefill.
 """
 
 import argparse

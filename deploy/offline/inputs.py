@@ -171,7 +171,7 @@ def chat_requests(chats: list[Messages], options: Mapping[str, Any]) -> ReadRequ
 
 
 def _as_body(messages: Messages) -> Messages:
-    """Returns the messages in the form of a JSON body. Raises BadRequest for a picture that cannot be read."""
+    """Returns the messages in the form of a JSON body. Raises BadRequest for an image that cannot be read."""
     if all(isinstance(message.get("content"), str) for message in messages):
         return list(map(dict, messages))
 
@@ -195,14 +195,14 @@ def _as_json(value: Any) -> Any:
             return value
 
 
-# Turns pictures in a Python caller's conversations (Pillow images, paths) into the parts that the HTTP API takes.
+# Turns images in a Python caller's conversations (Pillow images, paths) into the parts that the HTTP API takes.
 
-KINDS = ("image", "image_pil")  # types of parts with a picture, which is in the field of the same name
+KINDS = ("image", "image_pil")  # types of parts with an image, which is in the field of the same name
 MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")  # Pillow's modes of the images that a PNG can hold
 
 
 def with_urls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a message whose pictures are data: URLs. Raises BadRequest for a picture that cannot be read."""
+    """Returns a message whose images are data: URLs. Raises BadRequest for an image that cannot be read."""
     content = message.get("content")
     parts = [_with_url(part) for part in content] if isinstance(content, list | tuple) else content
     return {**message, "content": parts}
@@ -212,11 +212,11 @@ def _with_url(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in KINDS or part.get(kind) is None:
         return part
-    picture = part[kind]
+    image = part[kind]
     try:
-        url = file_as_url(Path(picture)) if isinstance(picture, str | PathLike) else _encoded(picture)
+        url = file_as_url(Path(image)) if isinstance(image, str | PathLike) else _encoded(image)
     except ValueError as error:
-        name = str(picture) if isinstance(picture, str | PathLike) else "a picture"
+        name = str(image) if isinstance(image, str | PathLike) else "an image"
         raise BadRequest(f"`messages`: {name} {error}", param="messages", code="invalid_image") from error
     return {"type": "image_url", "image_url": {"url": url}}
 

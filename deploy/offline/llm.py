@@ -258,7 +258,7 @@ class LLM:
         """Does the same as `generate` for a conversation, or for each conversation of a list.
 
         A conversation is a list of dicts with `role` and `content`, or the text of a single message of the user. The
-        content may be a list of parts, as over HTTP. The part `{"type": "image", "image": ...}` has a picture, as a
+        content may be a list of parts, as over HTTP. The part `{"type": "image", "image": ...}` has an image, as a
         path or as a Pillow image.
 
         The model's chat template renders a conversation.

@@ -14,7 +14,7 @@ from frontend.errors import BadRequest, Unprocessable
 from frontend.model_context import ModelContext, check_ids
 from frontend.schema.base import FieldError, RequestModel
 from frontend.schema.request_fields import Count, GenerationFields, TextIds, doc
-from shared.messages import Picture
+from shared.messages import PromptImage
 
 
 def continued_ids(
@@ -22,20 +22,18 @@ def continued_ids(
     prompts: Sequence[list[int]],
     max_tokens: int,
     context: ModelContext,
-    pictures: Sequence[Picture] = (),
+    images: Sequence[PromptImage] = (),
 ) -> tuple[int, ...]:
     """Returns the first tokens of the earlier answer, which the new answer shall begin with.
 
-    prompts: the prompts of the request, as ids; pictures: the pictures of the prompt
+    prompts: the prompts of the request, as ids; images: the images of the prompt
     max_tokens: the limit on the whole answer, including its earlier tokens
 
     Raises Unprocessable if the request cannot continue that answer.
     """
     given: ContinueFrom = getattr(request, FIELD)
     _check_conflicts(request, len(prompts))
-    ids = (
-        _ids_of_receipt(given.receipt, prompt_hash(prompts[0], pictures), context) if given.receipt else given.ids or []
-    )
+    ids = _ids_of_receipt(given.receipt, prompt_hash(prompts[0], images), context) if given.receipt else given.ids or []
     source = "receipt" if given.receipt else "ids"
     check_ids(f"{FIELD}.{source}", ids, context.vocab_size)
     position = len(ids) if given.position is None else given.position

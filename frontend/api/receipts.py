@@ -17,7 +17,7 @@ from frontend.schema.base import RequestModel, to_json
 from frontend.schema.request_fields import Count, TextIds, doc
 from shared import signing
 from shared.images import with_digests
-from shared.messages import Dry, Picture, SamplerChain, Sampling
+from shared.messages import Dry, PromptImage, SamplerChain, Sampling
 from shared.signing import Check, Signer
 from shared.wire import pack_u32
 
@@ -96,7 +96,7 @@ def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Recei
         model=request.model,
         route=context.route,
         index=delta.index,
-        prompt_sha256=prompt_hash(request.prompts[delta.index // request.n], request.features.pictures),
+        prompt_sha256=prompt_hash(request.prompts[delta.index // request.n], request.features.images),
         sampling=sampling_used(request, delta.seed or 0),
         output_ids=output_ids,
         finish_reason=finish.value,  # type: ignore[arg-type]
@@ -105,8 +105,8 @@ def made(context: ResponseContext, delta: Delta, output_ids: list[int]) -> Recei
     return receipt if context.signer is None else receipt.signed(context.signer)
 
 
-def prompt_hash(ids: list[int], pictures: Sequence[Picture] = ()) -> str:
-    return hashlib.sha256(with_digests(pack_u32(ids), pictures)).hexdigest()
+def prompt_hash(ids: list[int], images: Sequence[PromptImage] = ()) -> str:
+    return hashlib.sha256(with_digests(pack_u32(ids), images)).hexdigest()
 
 
 def sampling_used(request: GenerationRequest, seed: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from frontend.schema.base import SMALLEST
 from frontend.schema.request_fields import MAX_STOP_IDS, GenerationFields
 from frontend.structured_output.fields import StructuredOutput
 from frontend.text.fill_in_middle import ends_of
-from shared.messages import Picture, Sampling, ThinkingBudget
+from shared.messages import PromptImage, Sampling, ThinkingBudget
 
 Prompts = Sequence[list[int]]
 
@@ -55,11 +55,11 @@ async def prepare(
     prompts: Prompts,
     context: ModelContext,
     begins: Reasoning = Reasoning.DONE,
-    pictures: tuple[Picture, ...] = (),
+    images: tuple[PromptImage, ...] = (),
 ) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field.
 
-    begins: the state of reasoning where the output begins; pictures: the pictures of the only prompt
+    begins: the state of reasoning where the output begins; images: the images of the only prompt
     """
     fields, full_prompts = parsed.fields, prompts
     prompts = [truncated(ids, parsed.max_tokens, fields, context) for ids in full_prompts]
@@ -85,7 +85,7 @@ async def prepare(
         tuple(prompts), chosen, stops=fields.stops or context.stops, n=parsed.n, stream=fields.stream,
         model=context.model,
         parser_config=_parser_config(parsed, begins, context),
-        features=_features(parsed, full_prompts, prompts, max_new_tokens, tops.prompt, context, pictures),
+        features=_features(parsed, full_prompts, prompts, max_new_tokens, tops.prompt, context, images),
         shown=_shown_with_tools(parsed), admission=admission(fields), param=parsed.param,
         format_data=parsed.format_data,
     )  # fmt: skip
@@ -168,7 +168,7 @@ def _specials(context: ModelContext) -> dict[str, int]:
 
 def _features(
     parsed: ParsedRequest, full_prompts: Prompts, prompts: Prompts, max_new_tokens: int, prompt_top: int | None,
-    context: ModelContext, pictures: tuple[Picture, ...],
+    context: ModelContext, images: tuple[PromptImage, ...],
 ) -> Features:  # fmt: skip
     """Returns the optional features of the request. full_prompts: the prompts before they were shortened"""
     fields, asked = parsed.fields, dict[str, Any](adapter=context.adapter) if context.adapter is not None else {}
@@ -180,11 +180,11 @@ def _features(
     if getattr(fields, "continue_from", None) is not None:
         from frontend.api.continuation import continued_ids
 
-        asked["continued"] = continued_ids(fields, prompts, max_new_tokens, context, pictures)
+        asked["continued"] = continued_ids(fields, prompts, max_new_tokens, context, images)
     if prompt_top is not None:
         asked["prompt_logprobs"] = prompt_top
-    if pictures:
-        asked["pictures"] = pictures
+    if images:
+        asked["images"] = images
     if fields.receipt:
         asked["receipt"] = True
     return replace(parsed.features, **asked) if asked else parsed.features

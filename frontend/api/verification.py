@@ -17,10 +17,9 @@ from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.model_context import ModelContext
 from frontend.request import Admission, Delta, Features, Finish, GenerationRequest
 from frontend.schema.base import MOST, RequestModel, ResponseModel, to_json
-from frontend.schema.decoding import decode
+from frontend.schema.decoding import UnknownFields, decode
 from frontend.schema.request_fields import Positive, doc
 from frontend.schema.responses import Size
-from frontend.schema.unknown_fields import UnknownFields
 from shared.signing import Check, Signer
 
 SEED = "receipt.sampling.seed"
@@ -81,7 +80,7 @@ class Claim:
                 param="receipt.index", code="out_of_range",
             )  # fmt: skip
         prompt = request.prompts[receipt.index // request.n]
-        if receipt.prompt_sha256 != prompt_hash(prompt, request.features.pictures):
+        if receipt.prompt_sha256 != prompt_hash(prompt, request.features.images):
             return cls(receipt, None, "the prompt of the request is not the one of the receipt (prompt_sha256)")
         sampling = msgspec.structs.replace(
             request.sampling, seed=seed, logprobs=None, prompt_logprobs=False, prompt_top=0
@@ -91,7 +90,7 @@ class Claim:
             request, prompts=(prompt,), sampling=sampling, n=1, stream=False,
             features=Features(
                 checked=known, receipt=True, continued=request.features.continued, adapter=request.features.adapter,
-                pictures=request.features.pictures,
+                images=request.features.images,
             ),
             admission=Admission(request.admission.cache_salt, asked.deadline_ms or 0, asked.priority, "", worker),
         )  # fmt: skip

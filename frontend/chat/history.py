@@ -14,7 +14,7 @@ from typing import Any
 from frontend.errors import Unprocessable
 from frontend.output_parser.model_format import ModelFormat, ToolFormat
 from frontend.output_parser.tool_syntax import call_text, json_text, result_text
-from frontend.text.chat_template import PICTURES
+from frontend.text.chat_template import IMAGE_SOURCES
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that templates use for the reasoning of a message
 COMMON_ROLES = frozenset({"system", "user", "assistant", "tool"})  # some templates know more roles
@@ -73,8 +73,9 @@ def _merged(role: str, several: Sequence[ChatMessage]) -> ChatMessage:
             lines = []
         if one["content"] or not (calls or thoughts):
             lines.append(one["content"])
-    pictures = {mark: source for one in several for mark, source in one.get(PICTURES, {}).items()}
-    return chat_message(role, "\n".join(lines), "\n".join(thoughts), calls) | ({PICTURES: pictures} if pictures else {})
+    sources = {mark: source for one in several for mark, source in one.get(IMAGE_SOURCES, {}).items()}
+    shown = {IMAGE_SOURCES: sources} if sources else {}
+    return chat_message(role, "\n".join(lines), "\n".join(thoughts), calls) | shown
 
 
 def with_alternating_roles(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

@@ -15,23 +15,23 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from frontend.errors import BadRequest, Overloaded
-from frontend.observability.metrics import picture_counts
-from frontend.text.image_format import PictureFormat, best_grid, is_cut
+from frontend.observability.metrics import image_counts
+from frontend.text.image_format import ImageFormat, best_grid, is_cut
 from frontend.turns import FairChildren, tenant
-from shared.images import picture_digest
+from shared.images import image_digest
 from shared.sandbox import Killed, Lost, NotStarted, Raised
 
 DECODE = f"{__name__}:decode"
-SECONDS, MEGABYTES = 10.0, 1024  # limits for one picture
+SECONDS, MEGABYTES = 10.0, 1024  # limits for one image
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_TILES = 64
-# A JPEG file may send each pixel in many scans, and each scan costs a pass over the picture, even an empty one.
+# A JPEG file may send each pixel in many scans, and each scan costs a pass over the image, even an empty one.
 # Encoders make about ten.
 MOST_SCANS = 100
-FULL_SCANS = 16  # of a picture of the largest size; smaller pictures may have more, up to MOST_SCANS
+FULL_SCANS = 16  # of an image of the largest size; smaller images may have more, up to MOST_SCANS
 MOST_SEGMENTS = 10_000  # of a JPEG file
 SCAN_END = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # the next marker after the data of a scan
-MOST_RATIO = 200  # limit on longer side / shorter side, if a picture keeps its shape; as in transformers
+MOST_RATIO = 200  # limit on longer side / shorter side, if an image keeps its shape; as in transformers
 Tile = tuple[int, int, bytes]  # height, width, uint8 RGB row by row
 
 
@@ -39,9 +39,9 @@ def decode(
     data: bytes, most_pixels: int, kind: str, side: int, longest: int, cuts: bool, resample: int,
     area: Sequence[int] = (0, 0), grid: Sequence[int] = (),
 ) -> list[Any]:  # fmt: skip
-    """Returns [rows, columns, tiles] of a picture, or [problem], a text that says what is wrong with the picture.
+    """Returns [rows, columns, tiles] of an image, or [problem], a text that says what is wrong with the image.
 
-    The arguments from `kind` on are the fields of a PictureFormat.
+    The arguments from `kind` on are the fields of an ImageFormat.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -85,7 +85,7 @@ def _most_scans(pixels: int, most_pixels: int) -> int:
 def _scans(data: bytes, enough: int) -> int:
     """Returns the number of scans of a JPEG file, or a number above `enough` if the file has more or is endless.
 
-    Walks from segment to segment, because files embed others: a thumbnail, or a film behind the picture's end.
+    Walks from segment to segment, because files embed others: a thumbnail, or a film behind the image's end.
     """
     found, at = 0, 2
     for _ in range(MOST_SEGMENTS):
@@ -143,7 +143,7 @@ def _scaled(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewest: int = 0) -> tuple[int, int]:
-    """Returns a width and a height in multiples of `step`, of about the picture's shape and `least` to `most` pixels.
+    """Returns a width and a height in multiples of `step`, of about the image's shape and `least` to `most` pixels.
 
     fewest: when the size is compared with these bounds, each side counts as at least so many steps
     """
@@ -158,7 +158,7 @@ def _of_area(width: int, height: int, step: int, least: int, most: int, *, fewes
 
 
 def _fitted(width: int, height: int, step: int, most: int) -> tuple[int, int]:
-    """Returns the largest width and height in multiples of `step`, of the picture's shape and at most `most` pixels."""
+    """Returns the largest width and height in multiples of `step`, of the image's shape and at most `most` pixels."""
     factor = math.sqrt(most / (height * width))
     across, down = (math.floor(factor * side / step) for side in (width, height))
     longest = most // step**2
@@ -191,19 +191,19 @@ def _bytes(image: Any) -> Tile:
     return image.height, image.width, image.tobytes()
 
 
-# Has child processes decode pictures. A file that crashes a child, or takes too long, ends only its own request.
+# Has child processes decode images. A file that crashes a child, or takes too long, ends only its own request.
 #
 # A tenant uses all children but one, and a child whose client has left is ended.
 
 CHILDREN = FairChildren(
-    "picture", DECODE, 3, each=2, megabytes=MEGABYTES, most_waiting=64, doing="images wait to be decoded"
+    "image", DECODE, 3, each=2, megabytes=MEGABYTES, most_waiting=64, doing="images wait to be decoded"
 )
 
 
 class Decoded(NamedTuple):
-    """A picture as the model sees it: tiles of a grid, followed by a tile with the whole picture if the format has one.
+    """An image as the model sees it: tiles of a grid, followed by a tile with the whole image if the format has one.
 
-    rows, columns: the size of the grid; 0 if the picture is not cut
+    rows, columns: the size of the grid; 0 if the image is not cut
     digests: the digest of each tile
     """
 
@@ -217,12 +217,12 @@ class Decoded(NamedTuple):
         return sum(len(pixels) for _, _, pixels in self.tiles)
 
 
-async def decoded(path: str, data: bytes, seen: PictureFormat, most_pixels: int) -> Decoded:
-    """Decodes, resizes and cuts a picture. path: where the request has it: "messages[0].content[1]"
+async def decoded(path: str, data: bytes, seen: ImageFormat, most_pixels: int) -> Decoded:
+    """Decodes, resizes and cuts an image. path: where the request has it: "messages[0].content[1]"
 
-    Raises BadRequest for a file that is no picture, or that cannot be decoded; Overloaded if too many wait.
+    Raises BadRequest for a file that is no image, or that cannot be decoded; Overloaded if too many wait.
     """
-    counts, since = picture_counts(), monotonic()
+    counts, since = image_counts(), monotonic()
     try:
         found = await CHILDREN.call(
             data, most_pixels, seen.kind, seen.side, seen.longest, seen.cuts, seen.resample, seen.area, seen.grid or (),
@@ -246,22 +246,22 @@ async def decoded(path: str, data: bytes, seen: PictureFormat, most_pixels: int)
     rows, columns, tiles = found
     return Decoded(
         rows, columns, [(height, width, pixels) for height, width, pixels in tiles],
-        [picture_digest(*tile) for tile in tiles],
+        [image_digest(*tile) for tile in tiles],
     )  # fmt: skip
 
 
 def refused(path: str, problem: str) -> BadRequest:
-    """Returns the error for a picture of a request. path: where the request has it"""
+    """Returns the error for an image of a request. path: where the request has it"""
     return BadRequest(f"`{path}`: the image {problem}", param=path, code="invalid_image")
 
 
-# Keeps decoded pictures for a while: each turn of a chat sends the pictures of the earlier turns again.
+# Keeps decoded images for a while: each turn of a chat sends the images of the earlier turns again.
 
-MAX_BYTES = 64 << 20  # limit for the pixels of all kept pictures
+MAX_BYTES = 64 << 20  # limit for the pixels of all kept images
 
 
-class RecentPictures:
-    """An LRU cache of pictures. Keys contain the tenant, so response times do not tell what other tenants sent."""
+class RecentImages:
+    """An LRU cache of images. Keys contain the tenant, so response times do not tell what other tenants sent."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()
@@ -273,21 +273,21 @@ class RecentPictures:
             self._kept.move_to_end(key)
         return found
 
-    def add(self, key: Hashable, picture: Decoded) -> None:
+    def add(self, key: Hashable, image: Decoded) -> None:
         if key in self._kept:
             return
-        self._kept[key] = picture
-        self._bytes += picture.nbytes
+        self._kept[key] = image
+        self._bytes += image.nbytes
         while self._bytes > MAX_BYTES:
             self._bytes -= self._kept.popitem(last=False)[1].nbytes
 
 
 def key_of(data: bytes, *how: Hashable) -> Hashable:
-    """Returns the key of a file that the present tenant sent. how: what else the decoded picture depends on"""
+    """Returns the key of a file that the present tenant sent. how: what else the decoded image depends on"""
     return tenant.get(), sha256(data).digest(), *how
 
 
 @cache
-def recent_pictures() -> RecentPictures:
+def recent_images() -> RecentImages:
     """Returns the cache of this process."""
-    return RecentPictures()
+    return RecentImages()

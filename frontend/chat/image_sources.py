@@ -175,16 +175,16 @@ def _answer(path: str, connection: _Connection, parts: SplitResult, most: int) -
     return bytes(data)
 
 
-# Reads a picture from the URL that a request gives: data in the URL, the web, or a folder of the server.
+# Reads an image from the URL that a request gives: data in the URL, the web, or a folder of the server.
 
-MAX_BYTES = 20 << 20  # limit for the file of a picture
-# Slow hosts delay only requests with pictures from the web, and those of one tenant no other tenant's.
+MAX_BYTES = 20 << 20  # limit for the file of an image
+# Slow hosts delay only requests with images from the web, and those of one tenant no other tenant's.
 FETCHES = FairThreads("fetch", 8, each=4, most_waiting=64, doing="images wait to be fetched")
-FILES = FairThreads("picture-file", 3, each=2, most_waiting=64, doing="images wait to be read")
+FILES = FairThreads("image-file", 3, each=2, most_waiting=64, doing="images wait to be read")
 
 
 async def read(source: Source, config: FrontendConfig) -> bytes:
-    """Returns the file of a picture. Raises BadRequest, which says what is wrong."""
+    """Returns the file of an image. Raises BadRequest, which says what is wrong."""
     path, scheme = source.path, source.url.split(":", 1)[0].lower()
     match scheme:
         case "data":

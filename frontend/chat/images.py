@@ -1,25 +1,25 @@
-"""Puts pictures into a prompt: writes their tokens into its text, and finds the places of these tokens in its ids."""
+"""Puts images into a prompt: writes their tokens into its text, and finds the places of these tokens in its ids."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from frontend.chat.image_decoding import Decoded, decoded, key_of, recent_pictures
+from frontend.chat.image_decoding import Decoded, decoded, key_of, recent_images
 from frontend.chat.image_sources import read
 from frontend.chat.prompt import Prompt, Rendered, checked_ids
 from frontend.errors import BadRequest, Unprocessable
 from frontend.model_context import ModelContext
 from frontend.text.chat_template import Source
-from frontend.text.image_format import PictureFormat
+from frontend.text.image_format import ImageFormat
 from frontend.text.tokenizer import Tokenizer
 from shared.config.frontend import FrontendConfig
 from shared.images import MAX_PIXEL_BYTES
-from shared.messages import Picture
+from shared.messages import PromptImage
 
 
-async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: FrontendConfig) -> list[Decoded]:
-    """Reads and decodes all pictures of a request. Raises BadRequest for the first one that cannot be used."""
+async def decoded_images(sources: Sequence[Source], seen: ImageFormat, config: FrontendConfig) -> list[Decoded]:
+    """Reads and decodes all images of a request. Raises BadRequest for the first one that cannot be used."""
     most = config.max_images_per_request
     if len(sources) > most:
         raise BadRequest(
@@ -27,7 +27,7 @@ async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: Fr
             "(--max-images-per-request)", param=sources[most].path, code="too_many_images",
         )  # fmt: skip
     found: dict[str, Decoded] = {}
-    recent, total = recent_pictures(), 0
+    recent, total = recent_images(), 0
     for source in sources:
         path, mark = source.path, source.mark
         if mark not in found:
@@ -45,20 +45,20 @@ async def pictures_of(sources: Sequence[Source], seen: PictureFormat, config: Fr
     return [found[source.mark] for source in sources]
 
 
-def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureFormat, param: str) -> str:
-    """Returns the rendered conversation, with the tokens of a picture in place of each placeholder.
+def shown_text(text: str, mark: str, images: Sequence[Decoded], seen: ImageFormat, param: str) -> str:
+    """Returns the rendered conversation, with the tokens of an image in place of each placeholder.
 
     mark: stands before placeholders that a client has written (frontend/chat/prompt.py); these are not replaced.
     param: the request field that holds the conversation
-    Raises Unprocessable unless the template shows each picture once.
+    Raises Unprocessable unless the template shows each image once.
     """
     own = re.compile((f"(?<!{re.escape(mark)})" if mark else "") + re.escape(seen.placeholder))
-    if (count := len(own.findall(text))) != len(pictures):
+    if (count := len(own.findall(text))) != len(images):
         raise Unprocessable(
-            f"`{param}` has {len(pictures)} images, but the model's chat template shows {count} of them",
+            f"`{param}` has {len(images)} images, but the model's chat template shows {count} of them",
             param=param, code="unsupported_content",
         )  # fmt: skip
-    following = iter(pictures)
+    following = iter(images)
 
     def shown(_: re.Match[str]) -> str:
         one = next(following)
@@ -68,15 +68,15 @@ def shown_text(text: str, mark: str, pictures: Sequence[Decoded], seen: PictureF
 
 
 def placed(
-    ids: Sequence[int], pictures: Sequence[Decoded], seen: PictureFormat, tokenizer: Tokenizer, param: str
-) -> tuple[Picture, ...]:
-    """Returns the tiles of all pictures, each with the place of its tokens in the prompt.
+    ids: Sequence[int], images: Sequence[Decoded], seen: ImageFormat, tokenizer: Tokenizer, param: str
+) -> tuple[PromptImage, ...]:
+    """Returns the tiles of all images, each with the place of its tokens in the prompt.
 
     Raises Unprocessable if the tokenizer does not encode these tokens as one id each.
     """
     placeholder = tokenizer.ids_of({seen.token: ""})
-    tiles = [tile for one in pictures for tile in one.tiles]
-    digests = [digest for one in pictures for digest in one.digests]
+    tiles = [tile for one in images for tile in one.tiles]
+    digests = [digest for one in images for digest in one.digests]
     row_end = tokenizer.ids_of({seen.row_end: ""}) if seen.row_end else ()
     places = [place for place, id in enumerate(ids) if id in placeholder or id in row_end]
     counts = [seen.tokens_of(height, width) for height, width, _ in tiles]
@@ -90,30 +90,30 @@ def placed(
             param=param, code="unsupported_content",
         )  # fmt: skip
     return tuple(
-        Picture(start, count, height, width, pixels, digest)
+        PromptImage(start, count, height, width, pixels, digest)
         for start, count, (height, width, pixels), digest in zip(starts, counts, tiles, digests, strict=True)
     )
 
 
-# The prompt of a conversation with pictures (frontend/chat). Imported only for such a conversation.
+# The prompt of a conversation with images (frontend/chat). Imported only for such a conversation.
 
 
-async def with_pictures(rendered: Rendered, context: ModelContext, param: str) -> Prompt:
-    """Reads and decodes the pictures, and puts them into the prompt. Raises BadRequest or Unprocessable."""
-    seen = context.tokenizer.pictures
+async def prompt_with_images(rendered: Rendered, context: ModelContext, param: str) -> Prompt:
+    """Reads and decodes the images, and puts them into the prompt. Raises BadRequest or Unprocessable."""
+    seen = context.tokenizer.image_format
     assert seen is not None
-    pictures = await pictures_of(rendered.pictures, seen, context.config)
-    text = shown_text(rendered.marked, rendered.mark, pictures, seen, param)
+    images = await decoded_images(rendered.image_sources, seen, context.config)
+    text = shown_text(rendered.marked, rendered.mark, images, seen, param)
     ids = await checked_ids(text, rendered.mark, context, param)
-    return Prompt(ids, rendered.begins, placed(ids, pictures, seen, context.tokenizer, param))
+    return Prompt(ids, rendered.begins, placed(ids, images, seen, context.tokenizer, param))
 
 
-def check_supports_vision(context: ModelContext, param: str) -> PictureFormat:
-    """Raises BadRequest for a model that accepts no pictures, or whose chat template shows none.
+def check_supports_vision(context: ModelContext, param: str) -> ImageFormat:
+    """Raises BadRequest for a model that accepts no images, or whose chat template shows none.
 
-    param: where the request has its first picture
+    param: where the request has its first image
     """
-    if (seen := context.tokenizer.pictures) is None:
+    if (seen := context.tokenizer.image_format) is None:
         raise BadRequest(
             f"`{param}`: the model `{context.model}` sees no images, only text", param=param,
             code="unsupported_content",

@@ -31,7 +31,7 @@ from frontend.text.chat_template import (
 )
 from frontend.text.special_tokens import TokenTexts, new_mark
 from frontend.text.tokenizer import AddedTokens
-from shared.messages import Picture
+from shared.messages import PromptImage
 from shared.preset import Preset
 
 MAX_MESSAGES = 10_000
@@ -91,16 +91,16 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     begins: Reasoning  # the state of reasoning where the answer begins
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[PromptImage, ...] = ()
 
 
 class Rendered(NamedTuple):
-    """A rendered conversation. mark: see Chat; pictures: in order of appearance"""
+    """A rendered conversation. mark: see Chat; image_sources: in order of appearance"""
 
     marked: str
     mark: str
     begins: Reasoning
-    pictures: Sequence[Source] = ()
+    image_sources: Sequence[Source] = ()
 
     @property
     def text(self) -> str:
@@ -129,10 +129,10 @@ async def render_prompt(
 async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
     """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it is too long."""
     check_characters(param, rendered.text, context)
-    if rendered.pictures:
-        from frontend.chat.images import with_pictures
+    if rendered.image_sources:
+        from frontend.chat.images import prompt_with_images
 
-        return await with_pictures(rendered, context, param)
+        return await prompt_with_images(rendered, context, param)
     return Prompt(await checked_ids(rendered.marked, rendered.mark, context, param), rendered.begins)
 
 
@@ -190,8 +190,8 @@ def render(
             raise
         rendered, shown = again, plain
     open_text = shown[-1]["content"] if resume else ""
-    pictures = [sources[mark] for mark in in_order(shown)] if sources else ()
-    return Rendered(rendered, chat.mark, context.style.output_begins(rendered, open_text), pictures)
+    images = [sources[mark] for mark in in_order(shown)] if sources else ()
+    return Rendered(rendered, chat.mark, context.style.output_begins(rendered, open_text), images)
 
 
 def begun(messages: Sequence[ChatMessage], preset: Preset) -> list[ChatMessage]:

@@ -224,7 +224,7 @@ class Service:
                 adapter=features.adapter, deadline_ms=admission.deadline_ms, priority=admission.priority,
                 tenant=admission.tenant, fingerprint=fingerprint, generated=had.after(features.continued),
                 answer=features.checked, scored_from=features.scored.starts[i] if features.scored else 0,
-                pooling=features.pooling, pictures=features.pictures, predicted=features.predicted,
+                pooling=features.pooling, images=features.images, predicted=features.predicted,
                 second_from=features.seconds[i] if features.seconds else 0, keep_s=admission.keep_s,
             )
             for i, (prompt, group) in enumerate(zip(request.prompts, self._group_ids(request), strict=True))

@@ -54,7 +54,7 @@ def of_all(db: Connection) -> dict[str, Stored]:
     return dict(found)
 
 
-def make_room(db: Connection, tenant: str, most: int) -> int:
+def delete_oldest(db: Connection, tenant: str, most: int) -> int:
     """Deletes the oldest ended answers of a tenant until it has at most `most` bytes. Returns the bytes it has then."""
     while (stored := of_tenant(db, tenant)) > most:
         rows = db.execute(
@@ -87,7 +87,7 @@ class Usage:
                 stored = await self._store.read(partial(of_tenant, tenant=tenant))
                 if stored + size > self.most:
                     most = max(0, self.most - size)
-                    stored = await self._store.write(partial(make_room, tenant=tenant, most=most))
+                    stored = await self._store.write(partial(delete_oldest, tenant=tenant, most=most))
             except StoreError:
                 return ""  # the answer says itself that it is not kept
             if len(self._known) >= 4096:

@@ -71,7 +71,7 @@ class PrometheusMetrics:
             "key",
         )  # fmt: skip
         self.stored: Callable[[], Mapping[str, Stored]] = dict  # what each key has in the store
-        self._pictures = PictureMetrics(prefix, self.registry)
+        self._image_metrics = ImageMetrics(prefix, self.registry)
         self._new_by_key: dict[str, list[int]] = {}
         counted: Collector = _Multiprocess() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else self.registry
         sources: list[Collector] = [counted, WorkerGauges(prefix, self.models.values()), StoredGauges(prefix, self)]
@@ -135,7 +135,7 @@ class PrometheusMetrics:
     def flush(self) -> None:
         """Carries observations since the last call over to prometheus-client. Models have a `flush` of their own."""
         self._lag.flush()
-        self._pictures.flush()
+        self._image_metrics.flush()
         for key, counts in self._new_by_key.items():
             for counter, count in zip(self._by_key, counts, strict=True):
                 counter.labels(key).inc(count)
@@ -196,25 +196,23 @@ class _Multiprocess:
         yield from MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
 
 
-# A frontend's metrics of the pictures in requests.
+# A frontend's metrics of the images in requests.
 
 OUTCOMES = ("decoded", "refused", "not_decoded")
 
 
-class PictureMetrics:
-    """The Prometheus metrics of pictures."""
+class ImageMetrics:
+    """The Prometheus metrics of images."""
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
-        pictures = Counter(
-            prefix + "pictures", "Pictures given to a process that decodes", ["outcome"], registry=registry
-        )
-        self._outcomes = {outcome: pictures.labels(outcome) for outcome in OUTCOMES}
-        text = "Time that pictures waited for a process that decodes, and were decoded in it"
+        images = Counter(prefix + "pictures", "Images given to a process that decodes", ["outcome"], registry=registry)
+        self._outcomes = {outcome: images.labels(outcome) for outcome in OUTCOMES}
+        text = "Time that images waited for a process that decodes, and were decoded in it"
         self._seconds = Counter(prefix + "picture_decode_seconds", text, registry=registry)
 
     def flush(self) -> None:
         """Carries the counts since the last call over to prometheus-client."""
-        counts = picture_counts()
+        counts = image_counts()
         for outcome in OUTCOMES:
             self._outcomes[outcome].inc(getattr(counts, outcome))
         self._seconds.inc(counts.seconds)
@@ -222,10 +220,10 @@ class PictureMetrics:
 
 
 @dataclass(slots=True)
-class PictureCounts:
+class ImageCounts:
     """Counts since the last flush.
 
-    refused: files that are no picture, or that the server does not accept
+    refused: files that are no image, or that the server does not accept
     not_decoded: files that were not decoded for a reason outside the file, such as a child that did not start
     seconds: time that all files waited for a child process and were decoded in it
     """
@@ -241,6 +239,6 @@ class PictureCounts:
 
 
 @cache
-def picture_counts() -> PictureCounts:
+def image_counts() -> ImageCounts:
     """Returns the counts of this process: all its models share the child processes that decode."""
-    return PictureCounts()
+    return ImageCounts()

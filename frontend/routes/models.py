@@ -353,7 +353,7 @@ async def model_info(app: AppState, request: Request) -> Response:
             is_generation=context.task.name == "generate",
             preferred_sampling_params=dict(context.recommended) or None,
             weight_version=weight_version(model.fingerprint),
-            has_image_understanding=context.tokenizer.pictures is not None,
+            has_image_understanding=context.tokenizer.image_format is not None,
         )
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 Each `response.create` is answered as if its body had come in a request of its own (`POST`, `"stream": true`): it goes
 through the whole app, so keys, limits, logs, metrics and the bytes of events are those of such a request. What is new
-here: lanes, and that a response is followed from memory, also with `store: false`.
+here: requests with the same `stream_id` are answered in order, and a response is followed from memory, also with
+`store: false`.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from frontend.turns import tenant
 
 LONGEST_S = 3600.0  # of a connection, as at OpenAI
 LIMIT = "limit"
-MOST_LANES, MOST_RUNNING, MOST_WAITING = 32, 16, 32
+MOST_STREAMS, MOST_RUNNING, MOST_WAITING = 32, 16, 32
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _KIND = re.compile(rb"event: (\S+)\n")
 # Headers of the handshake that say nothing about the requests on the connection.
@@ -76,8 +77,8 @@ def _upgrade_required(request: Request, message: str) -> Response:
 
 
 @dataclass(eq=False, slots=True)
-class _Lane:
-    """Requests that are answered one after the other.
+class _Stream:
+    """Requests with the same `stream_id`, which are answered one after the other.
 
     latest: the response that another one can follow
     """
@@ -102,7 +103,7 @@ class _Session(Response):
     def __init__(self, app: AppState, request: Request, offer: Upgrade, key: str) -> None:
         super().__init__()
         self._app, self._request, self._offer, self._key = app, request, offer, key
-        self._lanes: dict[str | None, _Lane] = {}
+        self._streams: dict[str | None, _Stream] = {}
         self._running = asyncio.Semaphore(MOST_RUNNING)
         self._waiting = 0
         self._socket: WebSocket
@@ -140,7 +141,7 @@ class _Session(Response):
         except (TooLarge, Overloaded) as exc:  # the rest of the message will not be read
             self._refuse(exc)
             socket.close(TOO_LARGE if isinstance(exc, TooLarge) else LATER, exc.message)
-        if workers := [lane.worker for lane in self._lanes.values() if lane.worker is not None]:
+        if workers := [stream.worker for stream in self._streams.values() if stream.worker is not None]:
             await asyncio.wait(workers)
         if socket.stopping == LIMIT:
             self._refuse(
@@ -152,18 +153,18 @@ class _Session(Response):
         socket.close(GOING_AWAY if socket.stopping == SHUTDOWN else NORMAL, "")
 
     def _end(self) -> None:
-        for lane in self._lanes.values():
-            if lane.worker is not None:
-                lane.worker.cancel()
-            for create in lane.waiting:
+        for stream in self._streams.values():
+            if stream.worker is not None:
+                stream.worker.cancel()
+            for create in stream.waiting:
                 self._app.bodies.release(create.message)
-            if lane.latest is not None:
-                self._app.remembered.forget(lane.latest.items)
+            if stream.latest is not None:
+                self._app.remembered.forget(stream.latest.items)
 
     # what the client sends
 
     async def _take(self) -> None:
-        """Reads a message, and answers it or has it wait in its lane. Raises TooLarge, Overloaded, ClientDisconnect."""
+        """Reads a message, and queues or answers it. Raises TooLarge, Overloaded, ClientDisconnect."""
         message = Request(self._scope(), self._socket.receive)
         create: _Create | None = None
         stream_id: str | None = None
@@ -183,20 +184,20 @@ class _Session(Response):
                 self._app.bodies.release(message)
 
     def _queue(self, stream_id: str | None, create: _Create) -> None:
-        lane = self._lanes.get(stream_id)
-        if lane is None:
-            if stream_id is not None and len(self._lanes.keys() - {None}) >= MOST_LANES:
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if stream_id is not None and len(self._streams.keys() - {None}) >= MOST_STREAMS:
                 raise BadRequest(
-                    f"`stream_id`: a connection has at most {MOST_LANES} of them", param="stream_id",
+                    f"`stream_id`: a connection has at most {MOST_STREAMS} of them", param="stream_id",
                     code="websocket_stream_limit_reached",
                 )  # fmt: skip
-            lane = self._lanes[stream_id] = _Lane(stream_id)
+            stream = self._streams[stream_id] = _Stream(stream_id)
         if self._waiting >= MOST_WAITING:
             raise BadRequest(f"at most {MOST_WAITING} requests of a connection may wait", code="queue_full")
         self._waiting += 1
-        lane.waiting.append(create)
-        if lane.worker is None or lane.worker.done():
-            lane.worker = asyncio.create_task(self._work(lane))
+        stream.waiting.append(create)
+        if stream.worker is None or stream.worker.done():
+            stream.worker = asyncio.create_task(self._work(stream))
 
     def _other(self, fields: Fields) -> None:
         kind = _text(fields, "type")
@@ -208,24 +209,24 @@ class _Session(Response):
     def _refuse(self, exc: SluiceError, stream_id: str | None = None) -> None:
         self._socket.send([_error(responses.status(exc), responses.error(exc, ""), stream_id, {})])
 
-    # lanes
+    # streams
 
-    async def _work(self, lane: _Lane) -> None:
-        while lane.waiting and not self._socket.gone.is_set():
+    async def _work(self, stream: _Stream) -> None:
+        while stream.waiting and not self._socket.gone.is_set():
             async with self._running:
-                create = lane.waiting.popleft()
+                create = stream.waiting.popleft()
                 self._waiting -= 1
                 try:
-                    await self._answer(lane, create)
+                    await self._answer(stream, create)
                 except Exception as exc:
-                    self._refuse(client_error(exc, self._request.scope[REQUEST_ID]), lane.stream_id)
+                    self._refuse(client_error(exc, self._request.scope[REQUEST_ID]), stream.stream_id)
                 finally:
                     self._app.bodies.release(create.message)
 
-    async def _answer(self, lane: _Lane, create: _Create) -> None:
+    async def _answer(self, stream: _Stream, create: _Create) -> None:
         """Answers one request. Raises BadRequest and NotFound, which name the field."""
         earlier = await self._earlier(create.fields)
-        turn = _Turn(lane.stream_id, create.fields, earlier)
+        turn = _Turn(stream.stream_id, create.fields, earlier)
         exchange = _Exchange(self._socket, turn, msgspec.json.encode(create.fields))
         create.fields.clear()
         self._app.bodies.release(create.message)
@@ -237,9 +238,9 @@ class _Session(Response):
             exchange.end()
             if turn.id and kept is not None and kept.data is not None:
                 whole = self._app.remembered.keep(tenant.get(), _joined(kept.data, turn.output))
-                if lane.latest is not None:
-                    self._app.remembered.forget(lane.latest.items)
-                lane.latest = _Latest(turn.id, whole, turn.stored)
+                if stream.latest is not None:
+                    self._app.remembered.forget(stream.latest.items)
+                stream.latest = _Latest(turn.id, whole, turn.stored)
         finally:
             if kept is not None:
                 self._app.remembered.forget(kept)
@@ -251,8 +252,8 @@ class _Session(Response):
             in_store = bytes(fields.get("conversation", b"null")) != b"null"
             return _Earlier("", None if in_store else b"")
         stores = self._app.kept is not None and bytes(fields.get("store", b"")) != b"false"
-        for lane in self._lanes.values():
-            latest = lane.latest
+        for stream in self._streams.values():
+            latest = stream.latest
             if latest is not None and latest.id == previous and latest.items.data is not None:
                 return _Earlier(previous, latest.items.data, asked_of_store=stores and latest.stored)
         if self._app.kept is None:
@@ -281,7 +282,7 @@ class _Session(Response):
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """A lane's latest response. items: its input and output, and all before them; stored: whether it is in the store"""
+    """A latest response. items: its input and output, and all before; stored: whether it is in the store"""
 
     id: str
     items: Entry

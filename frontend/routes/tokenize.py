@@ -92,7 +92,7 @@ class RenderedRequest(ResponseModel):
     stream_options: dict[str, bool] | None
     cache_salt: str | None
     priority: int
-    features: Annotated[None, Meta(description="vLLM's field for pictures, which are refused here")] = None
+    features: Annotated[None, Meta(description="vLLM's field for images, which are refused here")] = None
 
 
 class RenderedPrompt(RenderedRequest):
@@ -140,9 +140,9 @@ async def _rendered(
     request: GenerationFields, ready: GenerationRequest, prefix: str, bad_words: Sequence[str] | None
 ) -> RenderedRequest:
     """Returns the prompt of a conversation. prefix: of the request's id"""
-    if ready.features.pictures:
+    if ready.features.images:
         raise Unprocessable(
-            f"`{ready.param}`: a chat with pictures cannot be rendered", param=ready.param, code="unsupported_field"
+            f"`{ready.param}`: a chat with images cannot be rendered", param=ready.param, code="unsupported_field"
         )
     (ids,) = ready.prompts
     return RenderedRequest(

@@ -77,7 +77,7 @@ class Model(ResponseModel):
 
 
 class LlamaCppModel(ResponseModel):
-    """A model as llama.cpp's clients expect it. They call the ability to read pictures "multimodal"."""
+    """A model as llama.cpp's clients expect it. They call the ability to read images "multimodal"."""
 
     name: str
     model: str

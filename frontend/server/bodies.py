@@ -18,19 +18,19 @@ from frontend.errors import Overloaded, TooLarge
 from frontend.server.content_coding import Coding, unpacked
 from frontend.turns import tenant
 
-TEXT_BYTES = 8 << 20  # limit for a body without pictures
-PICTURE_BYTES = 8 << 20  # size of an ordinary picture in base64: a photograph of 6 MiB
-FILE_BYTES = 27 << 20  # size of the largest accepted picture in base64, see frontend/chat/image_sources.py
-LARGEST_BYTES = 128 << 20  # limit for a body with any number of pictures
+TEXT_BYTES = 8 << 20  # limit for a body without images
+IMAGE_BYTES = 8 << 20  # size of an ordinary image in base64: a photograph of 6 MiB
+FILE_BYTES = 27 << 20  # size of the largest accepted image in base64, see frontend/chat/image_sources.py
+LARGEST_BYTES = 128 << 20  # limit for a body with any number of images
 MAX_HELD_BYTES = 256 << 20  # limit for all bodies together
 SHARE = 2  # a tenant's bodies may have so many times the bytes that are free
 GRACE_S = 1.0  # an upload younger than this makes room for no other; one that stands still for longer counts as slow
 HELD = "sluice.body"  # key in a request's scope: the _Body that is counted
 
 
-def largest_body(pictures: int) -> int:
-    """Returns the limit on a body in bytes. pictures: how many pictures it may have; 0: the model accepts none"""
-    return TEXT_BYTES + min(max(FILE_BYTES, pictures * PICTURE_BYTES), LARGEST_BYTES - TEXT_BYTES) * (pictures > 0)
+def largest_body(images: int) -> int:
+    """Returns the limit on a body in bytes. images: how many images it may have; 0: the model accepts none"""
+    return TEXT_BYTES + min(max(FILE_BYTES, images * IMAGE_BYTES), LARGEST_BYTES - TEXT_BYTES) * (images > 0)
 
 
 @dataclass(eq=False, slots=True)

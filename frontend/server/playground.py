@@ -21,7 +21,7 @@ POLICY = {
     "style-src": "'self'",
     "font-src": "'self'",
     "connect-src": "'self'",
-    "img-src": "data:",  # the empty icon, and pictures in conversations
+    "img-src": "data:",  # the empty icon, and images in conversations
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",

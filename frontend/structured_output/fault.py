@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import Unprocessable
-from frontend.structured_output.closed_schema import BY_NAME, LISTS
 from frontend.structured_output.json_schema import HANDLERS, supported
+from frontend.structured_output.keywords import BY_NAME, LISTS
 from frontend.structured_output.references import Path, References
 
 MAX_TRIALS = 200  # of one search

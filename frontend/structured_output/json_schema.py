@@ -14,7 +14,6 @@ from typing import Any
 
 from frontend.errors import Unprocessable
 from frontend.structured_output import numbers
-from frontend.structured_output.closed_schema import may_close, stays_open
 from frontend.structured_output.keywords import (
     ALL,
     APPLIES,
@@ -24,6 +23,8 @@ from frontend.structured_output.keywords import (
     NUMBERS,
     OBJECTS,
     TYPES,
+    may_close,
+    stays_open,
     types_of,
 )
 from frontend.structured_output.logic import Logic

@@ -3,8 +3,17 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from frontend.structured_output.closed_schema import may_close
-from frontend.structured_output.keywords import ALL, APPLIES, NUMBERS, OBJECTS, STRINGS, TYPES, equal, types_of
+from frontend.structured_output.keywords import (
+    ALL,
+    APPLIES,
+    NUMBERS,
+    OBJECTS,
+    STRINGS,
+    TYPES,
+    equal,
+    may_close,
+    types_of,
+)
 from frontend.structured_output.patterns import ANYTHING, Unsupported, translated, words_unlike
 from frontend.structured_output.references import Path
 

@@ -5,8 +5,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from frontend.structured_output.closed_schema import BY_NAME, LISTS, SINGLE
-from frontend.structured_output.keywords import OLD_DRAFTS
+from frontend.structured_output.keywords import BY_NAME, LISTS, OLD_DRAFTS, SINGLE
 
 Path = tuple[Any, ...]  # keys and indices from the root to a subschema
 ELSEWHERE = ("not", "if", "unevaluatedProperties", "unevaluatedItems", "additionalItems", "propertyNames",

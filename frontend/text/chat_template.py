@@ -129,7 +129,7 @@ class ChatTemplate:
 
     templates: sources by name
     specials: the special tokens that a template may write (`bos_token`, `eos_token`, ...)
-    sees: whether the model sees pictures
+    sees: whether the model sees images
     renderer: renders the template in another process, if it comes from a request
     field: the request's field that holds the template, for error messages; empty: the template is the model's
 
@@ -293,7 +293,7 @@ def _template(
     return ChatTemplate(dict(templates), dict(specials), sees=sees, field=field)
 
 
-# Marks: short texts that stand for pictures in a message's text until the chat template renders the message.
+# Marks: short texts that stand for images in a message's text until the chat template renders the message.
 #
 # A mark begins and ends with half of a surrogate pair. A client cannot send these characters, because JSON in UTF-8
 # cannot hold them, so a mark cannot be forged. Code that joins, trims or moves texts needs no special case for marks.
@@ -303,15 +303,15 @@ def _template(
 
 OPEN, CLOSE, PARTED = "\udcf0", "\udcf1", "\udcf2"
 MARK = re.compile(f"{OPEN}([0-9a-f]{{64}}){CLOSE}")
-PICTURES = "pictures"  # the key of a message's pictures: its sources by their marks
+IMAGE_SOURCES = "image_sources"  # the key of the sources of a message's images, by their marks
 
 
 class Source(NamedTuple):
-    """Where a picture comes from.
+    """Where an image comes from.
 
     url: a data:, http(s): or file: URL
     detail: the field of OpenAI's formats
-    path: where the request has the picture, for error messages: "messages[0].content[1]"
+    path: where the request has the image, for error messages: "messages[0].content[1]"
     """
 
     url: str
@@ -320,18 +320,18 @@ class Source(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """The text that stands for the picture in a message. Equal sources have equal marks."""
+        """The text that stands for the image in a message. Equal sources have equal marks."""
         digest = hashlib.sha256(self.url.encode(errors="surrogatepass") + b"\0" + self.detail.encode()).hexdigest()
         return OPEN + digest + CLOSE
 
 
 def base64_source(data: str, kind: str = "image/*") -> Source:
-    """Returns the source of a picture that a request has in base64. kind: its media type"""
+    """Returns the source of an image that a request has in base64. kind: its media type"""
     return Source(f"data:{kind};base64,{data}")
 
 
 def found_in(parts: Iterable[Any], name: str, first: int = 0) -> dict[str, Any]:
-    """Returns `{"pictures": {mark: source, ...}}`, to add to a message; {} if the message's parts have no picture.
+    """Returns `{"image_sources": {mark: source, ...}}`, to add to a message; {} if the message's parts have no image.
 
     name: the field with the parts, which becomes the path of the sources; first: the number of the first part
     """
@@ -339,14 +339,14 @@ def found_in(parts: Iterable[Any], name: str, first: int = 0) -> dict[str, Any]:
     for number, part in enumerate(parts, first):
         if (source := getattr(part, "source", None)) is not None:
             found.setdefault(source.mark, source._replace(path=f"{name}[{number}]"))
-    return {PICTURES: found} if found else {}
+    return {IMAGE_SOURCES: found} if found else {}
 
 
 def within(message: dict[str, Any], place: str) -> dict[str, Any]:
-    """Returns the message with `place` before the paths of its pictures: "messages[0]"."""
-    if (found := message.get(PICTURES)) is None:
+    """Returns the message with `place` before the paths of its images: "messages[0]"."""
+    if (found := message.get(IMAGE_SOURCES)) is None:
         return message
-    return message | {PICTURES: {mark: one._replace(path=f"{place}.{one.path}") for mark, one in found.items()}}
+    return message | {IMAGE_SOURCES: {mark: one._replace(path=f"{place}.{one.path}") for mark, one in found.items()}}
 
 
 def has_marks(text: object) -> bool:
@@ -354,7 +354,7 @@ def has_marks(text: object) -> bool:
 
 
 def parts_of(content: object) -> object:
-    """Returns a message's text as the list of parts that a template for pictures expects; other content unchanged."""
+    """Returns a message's text as the list of parts that a template for images expects; other content unchanged."""
     if not isinstance(content, str):
         return content
     parts: list[dict[str, str]] = []
@@ -367,7 +367,7 @@ def parts_of(content: object) -> object:
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Returns the text of a message with these parts, of which pictures are marks. An empty part says nothing."""
+    """Returns the text of a message with these parts, of which images are marks. An empty part says nothing."""
     pieces: list[str] = []
     for text in filter(None, texts):
         if pieces and not (pieces[-1].endswith(CLOSE) or text.startswith(OPEN)):
@@ -382,11 +382,11 @@ def whole(text: str) -> str:
 
 
 def without_sources(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Source]]:
-    """Returns the messages without their `pictures`, and the sources of all pictures by their marks."""
+    """Returns the messages without their `image_sources`, and the sources of all images by their marks."""
     sources: dict[str, Source] = {}
     for one in messages:
-        sources = one.get(PICTURES, {}) | sources  # of equal pictures, the first one is named
-    return [{key: value for key, value in one.items() if key != PICTURES} for one in messages], sources
+        sources = one.get(IMAGE_SOURCES, {}) | sources  # of equal images, the first one is named
+    return [{key: value for key, value in one.items() if key != IMAGE_SOURCES} for one in messages], sources
 
 
 def in_order(messages: Sequence[Mapping[str, Any]]) -> list[str]:

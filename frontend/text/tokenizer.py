@@ -103,7 +103,7 @@ class Tokenizer:
     named_tokens: special tokens by name ("bos_token", ...), for the templates
     generation: the content of generation_config.json
     task: what the checkpoint is served for
-    pictures: the picture format of the model; None if it takes no pictures
+    image_format: how the model sees images; None if it takes no images
     added: the added tokens that control the model
     """
 
@@ -117,7 +117,7 @@ class Tokenizer:
         self.eos_ids = source.eos_ids
         self.generation = source.generation
         self.task = source.task
-        self.pictures = source.pictures
+        self.image_format = source.image_format
         self.added = AddedTokens.of(self._engine)
         added = self._engine.get_added_tokens_decoder()
         self._specials = {entry.content: token for token, entry in added.items() if entry.special}

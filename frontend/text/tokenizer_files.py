@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from frontend.text.chat_template import given_template
-from frontend.text.image_format import PictureFormat, picture_format
+from frontend.text.image_format import ImageFormat, read_image_format
 from shared.checkpoint import Task, TaskError, read_task
 
 log = logging.getLogger("sluice.frontend")
@@ -51,7 +51,7 @@ class TokenizerFiles:
     eos_ids: tuple[int, ...]
     generation: Settings  # the content of generation_config.json
     task: Task
-    pictures: PictureFormat | None = None
+    image_format: ImageFormat | None = None
 
     @classmethod
     def read(cls, folder: Path, template: str = "", task: str = "auto") -> Self:
@@ -80,8 +80,8 @@ class TokenizerFiles:
         check_vocabulary(engine, (text_model or model).get("vocab_size"), templates, folder)
         served = _task(folder, task)
         sees = model.get("vision_config") and served.name == "generate"
-        pictures = picture_format(folder, model, names) if sees else None
-        return cls(folder, data, engine, decoding, templates, names, eos_ids, generation, served, pictures)
+        image_format = read_image_format(folder, model, names) if sees else None
+        return cls(folder, data, engine, decoding, templates, names, eos_ids, generation, served, image_format)
 
 
 def _task(folder: Path, wanted: str) -> Task:

@@ -28,7 +28,7 @@ from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
 from shared.config.settings import WireConfig
-from shared.messages import Picture
+from shared.messages import PromptImage
 from shared.wire import pack_u32
 
 TICK_S = 0.1
@@ -137,7 +137,7 @@ class WorkerPool:
         generated: Sequence[int] = (),
         scored_from: int = 0,
         answer: list[int] | None = None,
-        pictures: Sequence[m.Picture] = (),
+        images: Sequence[m.PromptImage] = (),
         predicted: Sequence[int] | None = None,
         second_from: int = 0,
         keep_s: int = 0,
@@ -151,8 +151,8 @@ class WorkerPool:
             Overloaded: queue full, draining, or no worker, with `retry_after` in seconds.
             Unprocessable: no worker can ever serve this request.
         """
-        if pictures:
-            check_memory(pictures, (stream.submit.pictures for stream in self._placement))
+        if images:
+            check_memory(images, (stream.submit.images for stream in self._placement))
         takers = self.membership.generating(fingerprint=fingerprint)
         if not takers:
             reason = self.membership.readiness
@@ -162,7 +162,7 @@ class WorkerPool:
             self._new_id(), pack_u32(prompt), sampling,
             cache_salt=cache_salt, group=group, deadline_ms=deadline_ms, priority=priority, tenant=tenant,
             pooling=pooling, generated=pack_u32(generated), scored_from=scored_from,
-            answer=None if answer is None else pack_u32(answer), adapter=adapter, pictures=list(pictures) or None,
+            answer=None if answer is None else pack_u32(answer), adapter=adapter, images=list(images) or None,
             prediction=None if predicted is None else pack_u32(predicted), second_from=second_from,
             keep_s=keep_s,
         )  # fmt: skip
@@ -426,12 +426,12 @@ class WorkerPool:
 
 
 def _keyed(submit: m.Submit) -> bytes:
-    """Returns the packed ids of a prompt, with the digests of its pictures in the place of their tokens."""
-    if submit.pictures is None:
+    """Returns the packed ids of a prompt, with the digests of its images in the place of their tokens."""
+    if submit.images is None:
         return submit.prompt
     from shared.images import with_digests
 
-    return with_digests(submit.prompt, submit.pictures)
+    return with_digests(submit.prompt, submit.images)
 
 
 def rejection_error(rejected: m.Rejected) -> SluiceError:
@@ -525,19 +525,19 @@ class Placement:
                 self._groups[group] = last, members - 1
 
 
-# Bounds the pixels that a frontend keeps. A stream keeps its pictures until its end, as its worker may be lost.
+# Bounds the pixels that a frontend keeps. A stream keeps its images until its end, as its worker may be lost.
 
 MAX_BYTES = 1 << 30  # limit for the pixels of all running requests together
 
 
-def check_memory(pictures: Sequence[Picture], running: Iterable[Sequence[Picture] | None]) -> None:
-    """Raises Overloaded if the pictures of a request do not fit beside the pictures of the running streams."""
-    if _nbytes(pictures) + sum(_nbytes(each) for each in running if each is not None) > MAX_BYTES:
+def check_memory(images: Sequence[PromptImage], running: Iterable[Sequence[PromptImage] | None]) -> None:
+    """Raises Overloaded if the images of a request do not fit beside the images of the running streams."""
+    if _nbytes(images) + sum(_nbytes(each) for each in running if each is not None) > MAX_BYTES:
         raise Overloaded(
-            f"the pictures of all requests have more than {MAX_BYTES >> 20} MiB of pixels",
+            f"the images of all requests have more than {MAX_BYTES >> 20} MiB of pixels",
             code="queue_full", retry_after=1.0,
         )  # fmt: skip
 
 
-def _nbytes(pictures: Sequence[Picture]) -> int:
-    return sum(len(picture.pixels) for picture in pictures)
+def _nbytes(images: Sequence[PromptImage]) -> int:
+    return sum(len(image.pixels) for image in images)

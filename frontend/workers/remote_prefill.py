@@ -55,7 +55,7 @@ class RemotePrefill:
     ) -> list[WorkerConnection]:  # fmt: skip
         """Returns the workers that may compute the prompt of a new stream; empty: the worker that generates does it.
 
-        prompt: packed token ids, with the digests of pictures in the place of their tokens
+        prompt: packed token ids, with the digests of images in the place of their tokens
         takers: the workers that may generate; ready: all workers that can be used now
         cached: estimates how many tokens of the prompt one of the takers has cached
         """

@@ -31,14 +31,14 @@ class FrontendConfig:
         "template make that token; off: it is text, and only the template writes special tokens",
     )  # fmt: skip
     allowed_media_domains: str = setting(
-        "", "hosts from which requests may have pictures fetched, by name, from the ports 80 and 443 or as NAME:PORT; "
-        "addresses of private networks only if they are listed as addresses; empty: none, pictures are sent as data",
+        "", "hosts from which requests may have images fetched, by name, from the ports 80 and 443 or as NAME:PORT; "
+        "addresses of private networks only if they are listed as addresses; empty: none, images are sent as data",
         many=True,
     )  # fmt: skip
-    allowed_media_path: str = setting("", "folder below which requests may name pictures as file: URLs; empty: none")
-    max_images_per_request: int = setting(8, "maximum pictures of one request", at_least=0, at_most=1024)
+    allowed_media_path: str = setting("", "folder below which requests may name images as file: URLs; empty: none")
+    max_images_per_request: int = setting(8, "maximum images of one request", at_least=0, at_most=1024)
     max_image_pixels: int = setting(
-        33_177_600, "maximum width times height of a picture, before it is resized", unit="pixels", at_least=1,
+        33_177_600, "maximum width times height of an image, before it is resized", unit="pixels", at_least=1,
         at_most=1 << 28,
     )  # fmt: skip
     sampling_defaults: str = setting(
@@ -75,7 +75,7 @@ class FrontendConfig:
         "refuse on /v1/completions, /v1/messages and /generate, else cut", choices=("auto", "refuse", "cut"),
     )  # fmt: skip
     max_body_bytes: int = setting(
-        0, "largest request body; 0: 8 MiB, and with a model that sees pictures 8 MiB more for each of "
+        0, "largest request body; 0: 8 MiB, and with a model that sees images 8 MiB more for each of "
         "--max-images-per-request, at least 27 MiB more, 128 MiB together at most", unit="bytes", at_least=0,
     )  # fmt: skip
     prefix_cache_scope: str = setting(

@@ -55,7 +55,7 @@ class ModelConfig:
         many=True,
     )  # fmt: skip
     mmproj: str = setting(
-        "", "the file with the vision tower of a GGUF model; off: no pictures; empty: the file mmproj-*.gguf beside "
+        "", "the file with the vision tower of a GGUF model; off: no images; empty: the file mmproj-*.gguf beside "
         "the model, if there is one",
     )  # fmt: skip
     revision: str = setting("", "branch, tag or commit of a hub id; empty: the head of its main branch")

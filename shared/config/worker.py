@@ -167,7 +167,7 @@ class WorkerConfig:
     )  # fmt: skip
     max_lora_rank: int = setting(64, "highest rank of a LoRA adapter", at_least=1, at_most=4096)
     encoder_cache_gb: float = setting(
-        0.25, "memory for encoded pictures, so that a picture is encoded once for all chunks and later requests",
+        0.25, "memory for encoded images, so that an image is encoded once for all chunks and later requests",
         unit="GiB", at_least=0,
     )  # fmt: skip
     batch_invariant: bool = setting(True, "compute the same bits for a request whatever else is in its steps")

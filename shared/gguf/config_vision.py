@@ -28,10 +28,10 @@ class Projector:
     """A kind of projector.
 
     models: architecture of the text model → Hugging Face's model_type of text model and tower together
-    image_token: possible texts of the token that stands for pictures; the first text that the vocabulary has counts
+    image_token: possible texts of the token that stands for images; the first text that the vocabulary has counts
     values: returns the values that only this kind has in config.json
     size: returns `size` for preprocessor_config.json
-    named: other tokens that stand around pictures in a prompt, by their names in tokenizer_config.json
+    named: other tokens that stand around images in a prompt, by their names in tokenizer_config.json
     """
 
     models: Mapping[str, str]
@@ -88,7 +88,7 @@ def _image_token(text: Container, row: Projector) -> int:
     texts = text.entries("tokenizer.ggml.tokens", str)
     ids = {one: texts.index(one) for one in row.image_token if one in texts}
     if not ids:
-        raise NotServed(f"the vocabulary of {text.name} has no token for pictures, {' or '.join(row.image_token)}")
+        raise NotServed(f"the vocabulary of {text.name} has no token for images, {' or '.join(row.image_token)}")
     return next(iter(ids.values()))
 
 
@@ -125,7 +125,7 @@ def _gemma3(tower: Container, vision: Config) -> Config:
 
 
 def _of_qwen(tower: Container, vision: Config) -> Config:
-    """Adds the values of Qwen's vision_config. Qwen's pictures may have any size."""
+    """Adds the values of Qwen's vision_config. Qwen's images may have any size."""
     vision |= {"depth": vision["num_hidden_layers"], "num_heads": vision["num_attention_heads"], "image_size": 0}
     vision |= {"out_hidden_size": tower.integer("clip.vision.projection_dim"), "temporal_patch_size": 2}
     vision["spatial_merge_size"] = tower.integer("clip.vision.spatial_merge_size", 2)
@@ -193,7 +193,7 @@ def _longest(tower: Container, vision: Config) -> Config:
 
 
 def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
-    """Returns a function that gives the bounds on a picture's pixels. least, most: the published processors' bounds"""
+    """Returns a function that gives the bounds on an image's pixels. least, most: the published processors' bounds"""
 
     def size(tower: Container, vision: Config) -> Config:
         shortest = tower.integer("clip.vision.image_min_pixels", 0) or least
@@ -202,7 +202,7 @@ def _area(least: int, most: int) -> Callable[[Container, Config], Config]:
     return size
 
 
-# A Gemma 3 vocabulary may lack <image_soft_token>. Its last token, which no text contains, then stands for pictures.
+# A Gemma 3 vocabulary may lack <image_soft_token>. Its last token, which no text contains, then stands for images.
 PROJECTORS: Mapping[str, Projector] = {
     "idefics3": Projector({"llama": "idefics3"}, ("<image>",), _idefics3, _longest),
     "gemma3": Projector(

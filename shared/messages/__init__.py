@@ -12,7 +12,7 @@ little-endian (wire.py).
 
 base        the types that both directions share
 sampling    what a request asks for
-pictures    the inputs of a vision encoder
+images    the inputs of a vision encoder
 samplers    chains of samplers, which few requests ask for
 requests    the messages of a frontend
 events      the messages of a worker
@@ -54,10 +54,10 @@ from shared.messages.requests import (
     Hello,
     Lease,
     Outcome,
-    Picture,
     Pooling,
     PoolingKind,
     Prefill,
+    PromptImage,
     Refusal,
     Request,
     ResetPrefixCache,
@@ -92,12 +92,12 @@ __all__ = [
     "Logprobs",
     "Outcome",
     "Pages",
-    "Picture",
     "Pooled",
     "Pooling",
     "PoolingKind",
     "Prefill",
     "PrefillBudget",
+    "PromptImage",
     "Quantiles",
     "Refusal",
     "Rejected",

@@ -231,14 +231,14 @@ class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self if self.scale == 1.0 else msgspec.structs.replace(self, scale=1.0)
 
 
-# A picture of a prompt, ready for a vision encoder.
+# An image of a prompt, ready for a vision encoder.
 
 
-class Picture(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One input of the vision encoder: a picture, or one tile of it."""
+class PromptImage(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One input of the vision encoder: an image, or one tile of it."""
 
-    start: int  # index of the picture's first placeholder token in the prompt
-    tokens: int  # number of placeholder tokens of the picture, which have no gap between them
+    start: int  # index of the image's first placeholder token in the prompt
+    tokens: int  # number of placeholder tokens of the image, which have no gap between them
     height: int  # in pixels, after resizing: the size that the encoder sees
     width: int
     pixels: bytes  # uint8 RGB, height x width x 3, row by row
@@ -294,8 +294,8 @@ class Submit(Message, frozen=True):
     answer: bytes | None = None  # packed uint32: an answer to check (see the docstring)
     scored_from: U32 = 0  # `prompt_logprobs` are computed for the prompt's tokens from this index on
     adapter: Adapter | None = None  # the LoRA adapter of this sequence
-    pictures: Annotated[list[Picture], msgspec.Meta(max_length=MAX_FEW_IDS)] | None = (
-        None  # the prompt's pictures, in the order of their tokens
+    images: Annotated[list[PromptImage], msgspec.Meta(max_length=MAX_FEW_IDS)] | None = (
+        None  # the prompt's images, in the order of their tokens
     )
     prediction: bytes | None = None  # packed uint32: the output that the client expects; its ids become drafts
     second_from: U32 = 0  # where the second text of a pair begins, for encoders that tell texts apart; 0: one text

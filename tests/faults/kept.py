@@ -22,8 +22,8 @@ import psutil
 from tests.adapters import draw_adapter
 from tests.faults.kept_clients import ADAPTER, FORMS, KINDS, Asked, KeptClients, Received, all_asked, undisturbed
 from tests.faults.server import ServerPlan, ServerUnderTest, running
+from tests.images import seeing_checkpoint
 from tests.patience import PATIENCE_S
-from tests.pictures import seeing_checkpoint
 
 STEP_S = 0.05  # of a worker before and while there is a fault
 FULL_S = 4.0  # how long the store cannot be written
@@ -35,7 +35,7 @@ STORE = "kept"  # the folder of the store, in the home folder of the server
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that sees pictures, and an adapter of it."""
+    """A model that sees images, and an adapter of it."""
 
     base: Path
     adapter: Path

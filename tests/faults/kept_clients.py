@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 
 from tests.faults.clients import SCHEMA
+from tests.images import drawn
 from tests.patience import PATIENCE_S
-from tests.pictures import drawn
 
-KINDS = ("plain", "grammar", "n", "pictures", "adapters")
+KINDS = ("plain", "grammar", "n", "images", "adapters")
 FORMS = ("stream", "background", "batch")
 ADAPTER = "tuned"  # the name of the server's adapter
 RETRY_S, AWAY_S = 0.1, 1.0
@@ -59,9 +59,9 @@ class Asked:
     def _chat(self) -> dict[str, Any]:
         content: Any = f"Question {self.number}"
         fields: dict[str, Any] = {"max_tokens": self.tokens}
-        if self.kind == "pictures":
-            picture = {"type": "image_url", "image_url": {"url": _picture(self.number)}}
-            content = [picture, {"type": "text", "text": content}]
+        if self.kind == "images":
+            image = {"type": "image_url", "image_url": {"url": _image(self.number)}}
+            content = [image, {"type": "text", "text": content}]
         elif self.kind == "grammar":
             fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
         elif self.kind == "n":
@@ -71,14 +71,14 @@ class Asked:
     def _response(self) -> dict[str, Any]:
         content: list[Any] = [{"type": "input_text", "text": f"Question {self.number}"}]
         fields: dict[str, Any] = {"max_output_tokens": self.tokens}
-        if self.kind == "pictures":
-            content.insert(0, {"type": "input_image", "image_url": _picture(self.number)})
+        if self.kind == "images":
+            content.insert(0, {"type": "input_image", "image_url": _image(self.number)})
         elif self.kind == "grammar":
             fields["text"] = {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}
         return {"input": [{"role": "user", "content": content}], **fields}
 
 
-def _picture(seed: int) -> str:
+def _image(seed: int) -> str:
     file = io.BytesIO()
     drawn(50, 30, seed).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

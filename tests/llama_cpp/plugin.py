@@ -24,7 +24,7 @@ import pytest
 import requests
 
 from tests.llama_cpp.command_line import NotOffered, read, serve_arguments
-from tests.llama_cpp.stand_ins import PICTURES, StandIns, made, picture_server
+from tests.llama_cpp.stand_ins import IMAGES, StandIns, image_server, made
 from tests.llama_cpp.unmet import NOT_OFFERED, OWN_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -113,16 +113,16 @@ def pytest_collection(session: pytest.Session) -> None:
     import utils  # type: ignore[import-not-found]
 
     _servers.append(Servers(Path(os.environ["SLUICE_TEST_STAND_INS"])))
-    pictures = picture_server()
+    images = image_server()
     plain = requests.get
-    requests.get = lambda url, **more: plain(url.replace(PICTURES, pictures), **more)
+    requests.get = lambda url, **more: plain(url.replace(IMAGES, images), **more)
     utils.TMP_DIR = os.environ["SLUICE_TEST_STAND_INS"]
     utils.download_file = partial(downloaded, _servers[0].stand_ins)
     utils.subprocess = _servers[0]
     utils.match_regex = lambda regex, text: isinstance(text, str)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     for name in ("make_request", "make_stream_request"):
-        setattr(utils.ServerProcess, name, adapted(getattr(utils.ServerProcess, name), pictures))
+        setattr(utils.ServerProcess, name, adapted(getattr(utils.ServerProcess, name), images))
 
 
 def downloaded(stand_ins: StandIns, url: str, path: str | None = None) -> str:
@@ -134,9 +134,9 @@ def downloaded(stand_ins: StandIns, url: str, path: str | None = None) -> str:
     pytest.skip(f"not offered: {url}")
 
 
-def adapted(ask: Callable[..., Any], pictures: str) -> Callable[..., Any]:
+def adapted(ask: Callable[..., Any], images: str) -> Callable[..., Any]:
     """Returns a function that sends a request. It adds the seed, the temperature and the reasoning of llama-server's
-    flags, which Sluice lacks, and puts the "b" that the tests expect before the name of the build. pictures: the URL
+    flags, which Sluice lacks, and puts the "b" that the tests expect before the name of the build. images: the URL
     that replaces the hub's
     """
 
@@ -151,7 +151,7 @@ def adapted(ask: Callable[..., Any], pictures: str) -> Callable[..., Any]:
             data = {"seed": server.seed, "temperature": server.temperature, **data}
         if isinstance(data, dict) and server.reasoning in THINKS:
             data = {**data, "chat_template_kwargs": {"enable_thinking": THINKS[server.reasoning]}}
-        data = json.loads(json.dumps(data).replace(PICTURES, pictures))
+        data = json.loads(json.dumps(data).replace(IMAGES, images))
         answer = ask(server, method, path, data, *more, **named)
         if isinstance(answer, Iterator):
             return map(renamed, answer)

@@ -1,4 +1,4 @@
-"""Makes stand-ins for the models, adapters, pictures and templates that llama.cpp's tests fetch from a hub."""
+"""Makes stand-ins for the models, adapters, images and templates that llama.cpp's tests fetch from a hub."""
 
 import json
 import threading
@@ -14,9 +14,9 @@ import torch
 from tests.adapters import draw_adapter
 from tests.checkpoints import EOS, KINDS, build
 from tests.embedders import embedder, reranker
-from tests.pictures import drawn, seeing_checkpoint
+from tests.images import drawn, seeing_checkpoint
 
-PICTURES = "https://huggingface.co/ggml-org/tinygemma3-GGUF/resolve/main/test/"
+IMAGES = "https://huggingface.co/ggml-org/tinygemma3-GGUF/resolve/main/test/"
 SEEING = "ggml-org/tinygemma3-GGUF:Q8_0"
 _TURN = "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>"
 TEMPLATES = {  # templates that llama-server knows by name; any other value of its flag is itself a template
@@ -102,8 +102,8 @@ class _Gallery(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
 
-def picture_server() -> str:
-    """Starts a server of pictures that ends with this process, and returns its URL."""
+def image_server() -> str:
+    """Starts a server of images that ends with this process, and returns its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Gallery)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}/"

@@ -20,7 +20,7 @@ of a checkpoint in bfloat16 must be those of transformers' own class, which must
 few bits must be those of its numbers in full precision. GGUF files are those of the release's architecture, with the
 mix of types that the form has. An MTP head must load.
 
-Vision towers, chat templates and real weights are not tried here: see [pictures](pictures-in-chat.md), and
+Vision towers, chat templates and real weights are not tried here: see [images](images-in-chat.md), and
 [the results](../bench/RESULTS.md) with real models.
 """
 FACTS = """## Where the facts are from

@@ -25,7 +25,7 @@ from shared.wire import pack_u32
 from tests.checkpoints import EOS, VOCAB, byte_level_tokenizer
 from tests.gguf_files import write as write_gguf
 from tests.gguf_towers import rounded, write_pair
-from tests.pictures import seeing_checkpoint
+from tests.images import seeing_checkpoint
 from tests.releases.forms import FORMS, in_form
 from tests.releases.layouts import shape_of, sizes_of
 from tests.releases.mixes import MIXES

@@ -11,7 +11,7 @@ from playwright.sync_api import FilePayload, expect
 
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.speaking import Model
-from tests.pictures import drawn, seeing_checkpoint
+from tests.images import drawn, seeing_checkpoint
 from tests.web.playground import Playground
 from tests.web.scripted_server import served
 

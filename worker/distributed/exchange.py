@@ -21,10 +21,10 @@ from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import CannotShare, Part
+from worker.operations import FAST
 from worker.ops.exchange import RanksC
 from worker.ops.linear import linear
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import FAST
 
 if TYPE_CHECKING:
     from worker.distributed.nccl import ShardGroup

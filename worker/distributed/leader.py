@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -50,16 +49,13 @@ from worker.distributed.rendezvous import Gathered
 from worker.distributed.stage_outputs import make_loads, map_loads, own_loads
 from worker.kv_cache.sizing import PoolSize
 from worker.kv_cache.tensors import KVCache
+from worker.lora.ops import AdapterRows
 from worker.models.decoder import Decoder, Weights
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import CannotShare, Part, largest_inner
+from worker.operations import Operations
 from worker.ops.exchange import RankLost, shared_bytes
-from worker.ops.table import Operations
 from worker.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from worker.lora.ops import AdapterRows
-
 
 log = logging.getLogger("sluice.ranks")
 Answer = Joining | Free | Loaded
@@ -258,7 +254,7 @@ class Leader:
         compute: str,
         inputs: ForwardInputs | Tensor,
         own: Callable[[bool], Tensor],
-        adapters: Sequence["AdapterRows"] = (),
+        adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
         """Lets all ranks compute a step. Raises RankLost, and passes on every exception of `own`.
 

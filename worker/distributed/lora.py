@@ -24,8 +24,8 @@ from worker.models.cpu_decoder import CpuDecoder
 from worker.models.decoder import Decoder, Weights
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import Part
+from worker.operations import Operations
 from worker.ops.exchange import RankLost
-from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:  # a rank whose steps have no adapters does not import them

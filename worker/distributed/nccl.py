@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,16 +26,13 @@ from worker.device import pick_device
 from worker.distributed.checks import RankDiffers, checksum, differing
 from worker.distributed.messages import IN_C, ON_GPUS
 from worker.kv_cache.tensors import KVCache
+from worker.lora.ops import AdapterRows
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import Part
+from worker.operations import Exchange, Operations
 from worker.ops.exchange import RankLost
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Exchange, Operations
-
-if TYPE_CHECKING:
-    from worker.lora.ops import AdapterRows
-
 
 JOIN_S = 120  # how long ranks wait for each other at start
 STEP_S = 600  # after this time in one exchange, torch.distributed gives up; --stall-timeout ends the worker before
@@ -230,7 +227,7 @@ class GatheringDecoder:
         self._decoder.exchange = gathering(shards.rank, shards.count, shards.gather)
         self._cache, self._shard_group, self._first = cache, shards, first
 
-    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "GatheringDecoder":
+    def with_adapters(self, adapters: Sequence[AdapterRows]) -> "GatheringDecoder":
         """Returns the decoder for a step: this one, as workers with several GPUs are refused to have adapters."""
         assert not adapters
         return self

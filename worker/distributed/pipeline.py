@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from ctypes import c_uint64
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,17 +25,14 @@ from worker.distributed.lora import adapters_in, with_adapters
 from worker.distributed.messages import CPU, HIDDEN, LOGITS, Inbox, rows_frame, rows_in, send
 from worker.distributed.stage_outputs import LayerVectors, StageAuxStates, joined, write_returned
 from worker.kv_cache.tensors import KVCache
+from worker.lora.ops import AdapterRows
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.sharding import Part, Stage
+from worker.operations import Operations
 from worker.ops.exchange import RankLost
-from worker.ops.table import Operations
 from worker.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from worker.lora.ops import AdapterRows
-
 
 PROGRESS_S = 0.2  # pause between two progress bytes
 LOST = "a process that computes other layers of the model has died"
@@ -46,7 +43,7 @@ class RankDecoder(Protocol):
 
     def hidden(self, inputs: ForwardInputs, *, checked: bool = False) -> Tensor: ...
     def logits(self, h: Tensor) -> Tensor: ...
-    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "RankDecoder": ...
+    def with_adapters(self, adapters: Sequence[AdapterRows]) -> "RankDecoder": ...
 
 
 class AllHeads:
@@ -56,7 +53,7 @@ class AllHeads:
         self._layers, self._cache = fastest_decoder(decoder, cache), cache
         self._adapters: Sequence[AdapterRows] = ()
 
-    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "AllHeads":
+    def with_adapters(self, adapters: Sequence[AdapterRows]) -> "AllHeads":
         """Returns the decoder for a step in which some rows have adapters."""
         other = copy(self)
         other._adapters = adapters
@@ -132,24 +129,24 @@ class StageDecoder:
         last stage's rows are the result of Decoder.hidden. Raises RankLost.
         """
         stage, ring = self._part.stage, self._ring
-        taps, earlier = StageAuxStates(inputs.aux_hidden_states, stage, self._like), None
+        aux, earlier = StageAuxStates(inputs.aux_hidden_states, stage, self._like), None
         if stage.index:
-            rows, earlier = taps.apart(ring.take())
+            rows, earlier = aux.apart(ring.take())
             inputs, later = self._vectors.take(inputs, rows)
         else:
             inputs, later = self._vectors.begin(inputs)
         wanted = inputs if stage.is_last else _all_rows(inputs)
-        outputs = taps.buffers(len(wanted.logits_indices))
+        outputs = aux.buffers(len(wanted.logits_indices))
         result = self._own.hidden(replace(wanted, aux_hidden_states=tuple(outputs.items())), checked=checked)
         stream = result if stage.is_last else outputs[len(stage) - 1]
         vectors = [] if later is None else [later.flatten(1)]
-        onward = taps.onward(earlier, outputs, inputs.logits_indices)
+        onward = aux.onward(earlier, outputs, inputs.logits_indices)
         computed = joined([stream, *([] if stage.is_last else vectors), *onward])
         if not stage.is_last or not self._part.tp_rank:
             ring.give(computed)
         return computed
 
-    def with_adapters(self, adapters: "Sequence[AdapterRows]") -> "StageDecoder":
+    def with_adapters(self, adapters: Sequence[AdapterRows]) -> "StageDecoder":
         """Returns the decoder for a step in which some rows have adapters."""
         other = copy(self)
         other._own = self._own.with_adapters(adapters)
@@ -193,7 +190,7 @@ class OrderAll(Protocol):
         compute: str,
         inputs: ForwardInputs | Tensor,
         own: Callable[[bool], Tensor],
-        adapters: "Sequence[AdapterRows]" = (),
+        adapters: Sequence[AdapterRows] = (),
     ) -> Tensor: ...
 
 

@@ -19,9 +19,9 @@ from worker.encoder.spec import EncoderSpec
 from worker.encoder.weights import EncoderWeights
 from worker.models.decoder import Layer, tables
 from worker.models.mlp import DenseWeights
-from worker.ops.attention.texts import text_attention
+from worker.operations import FAST, Operations
+from worker.ops.attention import text_attention
 from worker.ops.rope import rotary
-from worker.ops.table import FAST, Operations
 
 ACTIVATIONS = {"identity": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "gelu": gelu}
 

@@ -15,7 +15,7 @@ from worker.scheduler.sequence import Chunk, Plan, Sequence
 class EncoderRunner:
     """Computes the steps of an encoder. A step is complete when it is launched, and its results are vectors."""
 
-    vision = None  # encoders see no pictures
+    vision = None  # encoders see no images
     cuts_prompts = False  # a text is computed as a whole, because its first tokens see its last ones
 
     def __init__(self, encoder: Encoder) -> None:

@@ -28,16 +28,16 @@ from worker.kv_cache.memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
-from worker.model_runner.check_bits import keeps_bits, with_equal_library_products, with_sound_options
+from worker.model_runner.check_bits import keeps_bits, with_cublas_where_equal, with_sound_options
 from worker.model_runner.check_kernels import choose_operations
 from worker.model_runner.runner import Runner
 from worker.model_runner.step import Model
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder, Weights
+from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops.native import huge_pages
 from worker.ops.paged_kv import name_of
-from worker.ops.table import TORCH
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.spec import ModelSpec
@@ -140,7 +140,7 @@ def build_engine(
     on. Raises the same errors as `load_engine`.
     """
     files, spec, formats, device = loaded.files, loaded.files.spec, loaded.files.formats, loaded.files.device
-    worker = _with_whole_pictures(worker, loaded.tower)
+    worker = _with_whole_images(worker, loaded.tower)
     with explain_out_of_memory(loaded.gpu):
         decoder, cache, size, invariant = _fit_into_memory(loaded, model, worker, on_progress, drafter)
     worker = _resolve_speculation(replace(worker, batch_invariant=invariant), files.folder, formats, device)
@@ -326,8 +326,8 @@ def _prepare_cpu_memory(cache: KVCache) -> None:
     cache.prefault_ahead(c_library.touch_pages)
 
 
-def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
-    """Returns the settings, enlarged so that a step can hold a picture that must not be cut, besides all decodes."""
+def _with_whole_images(worker: WorkerConfig, tower: "Tower | None") -> WorkerConfig:
+    """Returns the settings, enlarged so that a step can hold an image that must not be cut, besides all decodes."""
     if tower is None or tower.spec is None or not (tokens := tower.spec.largest_whole):
         return worker
     return replace(
@@ -338,7 +338,7 @@ def _with_whole_pictures(worker: WorkerConfig, tower: "Tower | None") -> WorkerC
 
 
 def _vision(tower: "Tower | None", decoder: Decoder, worker: WorkerConfig) -> "Vision | None":
-    """Returns the encoder of pictures; None if pictures are not served."""
+    """Returns the encoder of images; None if images are not served."""
     if tower is None or tower.spec is None or tower.weights is None:
         return None
     from worker.vision.vision import Vision
@@ -390,7 +390,7 @@ def size_pool_and_decoder(
     log.info("preparing kernels for %s", gpu.name)
     length = longest_sequence(spec, model, worker)
     decoder = with_sound_options(Decoder(spec, weights, length), worker, length)
-    decoder = with_equal_library_products(decoder, worker)
+    decoder = with_cublas_where_equal(decoder, worker)
     decoder, measured = choose_operations(decoder, worker, length, gpu, on_progress)
     measured = measured if drafter is None else drafter.leaves(measured)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured

@@ -20,8 +20,8 @@ from worker.kv_cache.sizing import PoolBudget, PoolSize, longest_sequence
 from worker.model_runner.runner import Runner
 from worker.models.decoder import Decoder, Weights
 from worker.models.load import Loader, open_source
+from worker.operations import TORCH
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import TORCH
 from worker.quantization.methods import in_memory
 from worker.scheduler.drafts import Proposer
 from worker.spec import ModelSpec

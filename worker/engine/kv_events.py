@@ -36,7 +36,7 @@ class BlockStored(_Event, frozen=True):
     parent_block_hash: the hash of the page before the first one; None if the first page begins the prompt
     token_ids: the tokens of all pages, len(block_hashes) * block_size
     lora_id: always None, because adapters have names
-    extra_keys: for each page, hashes of the other data in its digest (salt, pictures); None if no page has any
+    extra_keys: for each page, hashes of the other data in its digest (salt, images); None if no page has any
     """
 
     block_hashes: list[int]
@@ -77,7 +77,7 @@ def block_hash(digest: bytes) -> int:
 
 
 MAX_PENDING = 1 << 16  # the maximum number of pending notes; if there are more, AllBlocksCleared replaces them
-KEY_BYTES = 8  # bytes of the hash that replaces a salt or a picture in events
+KEY_BYTES = 8  # bytes of the hash that replaces a salt or an image in events
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def _stored_event(note: Stored, page_size: int) -> BlockStored:
 
 
 def _extra_keys(note: Stored) -> list[tuple[str, ...] | None] | None:
-    """Returns, for each page, hashes of its salt and pictures: hashes, because a salt may be secret."""
+    """Returns, for each page, hashes of its salt and images: hashes, because a salt may be secret."""
     salt = (_key(note.salt.encode()),) if note.salt else ()
     marks = note.marks or [b""] * len(note.digests)
     keys = [(*salt, *((_key(mark),) if mark else ())) or None for mark in marks]

@@ -65,7 +65,7 @@ class ModelFiles:
         """Returns the part of the model that each process has. Reads no weights. Raises CannotShare."""
         from worker.models.sharding import parts_of
 
-        return parts_of(self.spec, worker, partial(self._sizes, worker), _layers_for_pictures(self))
+        return parts_of(self.spec, worker, partial(self._sizes, worker), _layers_for_images(self))
 
     def _sizes(self, worker: WorkerConfig) -> tuple[list[int], int]:
         """Returns how many bytes each layer takes in memory, and how many rank 0 takes for all that is not a layer."""
@@ -212,7 +212,7 @@ def _states_tower(files: ModelFiles) -> bool:
     return files.task.name == "generate" and bool(read_config(files.folder).get("vision_config"))
 
 
-def _layers_for_pictures(files: ModelFiles) -> int:
+def _layers_for_images(files: ModelFiles) -> int:
     if not _states_tower(files):
         return 0
     from worker.vision.weights import layers_with_vectors

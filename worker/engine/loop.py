@@ -46,7 +46,7 @@ class Loop:
         self._server, self._stats, self._metrics = server, stats, metrics
         self._clock, self._canary_s = clock, canary_s
         self._last_computed = clock()
-        # called in each iteration for work between steps, such as encoding pictures; returns whether it did any
+        # called in each iteration for work between steps, such as encoding images; returns whether it did any
         self.between_steps: Callable[[Plan], bool] | None = None
         self._in_flight: deque[AnyStep] = deque()  # between iterations, at most as many as AnyStep.steps_behind allows
 
@@ -244,9 +244,9 @@ def first_half(chunk: Chunk) -> Chunk | None:
 
     The scheduler plans the second half in a later step.
     """
-    half, pictures = chunk.length // 2, chunk.sequence.pictures
-    if pictures is not None:
-        half = pictures.uncut(chunk.start, half, most=chunk.length - 1)
+    half, images = chunk.length // 2, chunk.sequence.images
+    if images is not None:
+        half = images.uncut(chunk.start, half, most=chunk.length - 1)
     return Chunk(chunk.sequence, chunk.start, half, False) if half else None
 
 

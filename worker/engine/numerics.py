@@ -15,10 +15,10 @@ from shared.config.worker import WorkerConfig
 from worker.device import check_format, check_kernels, computable
 from worker.kv_cache.tensors import kv_format
 from worker.models.decoder import Decoder
+from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops import paged_kv
 from worker.ops.native_build import EXTENDS, SAME_BITS
-from worker.ops.table import TORCH
 from worker.quantization.methods import InMemory, describe, in_memory
 from worker.spec import ATTENTION, ModelSpec
 
@@ -179,7 +179,7 @@ def fingerprint(weights: Sequence[str], tokenizer: str, spec: ModelSpec, numeric
     """Returns the worker's fingerprint.
 
     weights, tokenizer: the hashes of the files; the weights' files include those of a vision tower
-    vision: the VisionSpec, with the normalization of pixels; None if pictures are not served
+    vision: the VisionSpec, with the normalization of pixels; None if images are not served
     """
     facts = [ARITHMETIC_VERSION, list(weights), tokenizer, _facts_of(spec), numerics]
     return fingerprint_of(facts if vision is None else [*facts, vision])

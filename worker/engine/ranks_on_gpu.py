@@ -20,9 +20,9 @@ from worker.model_runner.check_bits import keeps_bits
 from worker.model_runner.check_kernels import choose_operations
 from worker.models.decoder import Decoder, Weights
 from worker.models.sharding import Part
+from worker.operations import Operations
 from worker.ops.embedding import plain
 from worker.ops.linear.packed import pack_stacked
-from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 TOKENS = 256  # the vocabulary of checks on a rank that has no embedding

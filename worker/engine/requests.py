@@ -25,7 +25,7 @@ from worker.engine.metrics import SUCCESSES, Metrics
 from worker.engine.stats import Stats
 from worker.engine.step_message import StepBuilder
 from worker.engine.transport import FrontendGone, WireServer
-from worker.engine.validation import FEW_LIST_IDS, check_lists, check_submit, no_pictures
+from worker.engine.validation import FEW_LIST_IDS, check_lists, check_submit, no_images
 from worker.model_runner.step import StepOutput
 from worker.scheduler.host_budget import host_work
 from worker.scheduler.queue import Refused
@@ -34,7 +34,7 @@ from worker.scheduler.sequence import Key, PrefixState, RequestStats, Scheduling
 from worker.structured_output.pending import PendingSequences, constrain
 
 if TYPE_CHECKING:
-    from worker.engine.hand_over import HandOver
+    from worker.engine.kv_store import HandOver
     from worker.lora.store import AdapterStore
     from worker.model_runner.logprobs import PromptVector
     from worker.structured_output.compiler import GrammarCompiler
@@ -101,10 +101,10 @@ class RequestTable:
         self, scheduler: Scheduler, stats: Stats, metrics: Metrics, *, vocab_size: int, seeds: random.Random,
         crash_journal: CrashJournal | None = None, compiler: "GrammarCompiler | None" = None,
         adapters: "AdapterStore | None" = None, task: Task = GENERATE,
-        give_pictures: Callable[[Sequence, m.Submit], None] = no_pictures,
+        give_images: Callable[[Sequence, m.Submit], None] = no_images,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        """task: the model's task, which is `generate` for text. give_pictures: checks pictures; raises Refused.
+        """task: the model's task, which is `generate` for text. give_images: checks images; raises Refused.
 
         clock: seconds, which limit how long messages are handled
         """
@@ -118,7 +118,7 @@ class RequestTable:
         self._vocab_size, self._task = vocab_size, task
         self._backlog = Backlog(scheduler, stats)
         self._seeds = seeds
-        self._compiler, self._adapters, self._give_pictures = compiler, adapters, give_pictures
+        self._compiler, self._adapters, self._give_images = compiler, adapters, give_images
         self._preparing = PendingSequences()
         self._records: dict[Key, TrackedRequest] = {}
         self._ended: deque[tuple[float, Key]] = deque()
@@ -181,8 +181,8 @@ class RequestTable:
         seed = submit.sampling.seed
         seed = seed if seed is not None else self._seeds.getrandbits(53)  # JavaScript and jq represent 53 bits exactly
         sequence = sequence_of(key, submit, seed, now, crash_count)
-        if submit.pictures:
-            self._give_pictures(sequence, submit)
+        if submit.images:
+            self._give_images(sequence, submit)
         if submit.sampling.grammar or submit.adapter is not None:
             self._preparing.begin(sequence, self._compiler, self._adapters, self._scheduler.sequences)
             return None  # the request is admitted or rejected when the preparation has finished
@@ -274,7 +274,7 @@ class RequestTable:
             outcome = m.Outcome.PREFILLED
         if outcome is m.Outcome.POOLED:
             outcome, error = record.finish_vector(self._builders[sender])
-        record.vector = sequence.adapter = sequence.pictures = sequence.mirostat = None
+        record.vector = sequence.adapter = sequence.images = sequence.mirostat = None
         record.end = m.End(id, outcome, sequence.output_len, error, _timings(sequence, now), _predicted(sequence))
         self._builders[sender].ends.append(record.end)
         self._ended.append((now, sequence.key))

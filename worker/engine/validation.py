@@ -93,8 +93,8 @@ def check_lists(submit: m.Submit, live: Iterable[Sequence]) -> str:
     return f"`logit_bias`, `allowed_token_ids` and `bad_words` of live requests have {held} token ids already"
 
 
-def no_pictures(sequence: Sequence, submit: m.Submit) -> None:
-    """Refuses a request with pictures, for models that accept only text."""
+def no_images(sequence: Sequence, submit: m.Submit) -> None:
+    """Refuses a request with images, for models that accept only text."""
     raise Refused("`prompt` has images, and this model sees no images")
 
 

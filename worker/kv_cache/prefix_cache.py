@@ -3,7 +3,7 @@
 The cache works on tokens, digests and the page pool, and knows neither sequences nor tensors. The digest of a page
 covers its tokens and the digest of the page before it, and the chain starts from the identity of the prefix (the text
 of a PrefixIdentity, shared/prefix_identity.py) and the number of times that the cache was emptied. Two pages therefore
-have the same digest only if both, all tokens up to the end of the page, and all pictures among these tokens are equal.
+have the same digest only if both, all tokens up to the end of the page, and all images among these tokens are equal.
 The hash is blake2b with 256 bits, so that collisions cannot be constructed.
 """
 

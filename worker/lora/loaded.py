@@ -18,9 +18,9 @@ from shared.lora import AdapterError, AdapterFiles
 from worker.lora.files import Factors, StoredProduct, stored_products
 from worker.lora.target_modules import Rows, Sites
 from worker.ops.linear import linear
+from worker.ops.linear.lora_native import AdapterC, PartC, ProductC
 from worker.ops.linear.native import CpuWeight
 from worker.ops.linear.packed import PackedLinear, pack
-from worker.ops.lora_native import AdapterC, PartC, ProductC
 from worker.ops.moe.packed import PackedExperts
 from worker.ops.native import Memory, Pieces
 

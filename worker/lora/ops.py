@@ -14,19 +14,19 @@ from torch import Tensor
 
 from worker.lora.loaded import Gather, LoadedAdapter, Product
 from worker.models.forward_inputs import ForwardInputs
+from worker.operations import Operations
 from worker.ops.linear import native as linear_native
+from worker.ops.linear.lora_native import RowsC, StepAdaptersC
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.reference import linear_torch
-from worker.ops.lora_native import RowsC, StepAdaptersC
 from worker.ops.moe import native as experts_c
 from worker.ops.moe.packed import Experts, PackedExperts, in_c
 from worker.ops.moe.reference import choose_experts, combine_torch
-from worker.ops.table import Operations
 from worker.scheduler.sequence import Chunk
 from worker.spec import Activation, ExpertGroups
 
 if TYPE_CHECKING:
-    from worker.lora.on_gpu import ProductsOnGpu
+    from worker.lora.triton import ProductsOnGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def _on_gpu(plain: Operations, positions: Tensor) -> "ProductsOnGpu | None":
     """Returns a ProductsOnGpu where Triton's kernels run, else None."""
     if not positions.is_cuda or plain.linear is linear_torch:
         return None
-    from worker.lora.on_gpu import ProductsOnGpu
+    from worker.lora.triton import ProductsOnGpu
 
     return ProductsOnGpu()
 

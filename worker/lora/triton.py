@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.linear.tiles import cdiv
+from worker.lora.loaded import Product
 from worker.ops.linear.triton_accumulate import accumulate_chain
+from worker.ops.linear.triton_tiles import cdiv
 
 TILE_ROWS, TILE_RANKS, TILE_COLUMNS, TILE_DEPTH = 16, 32, 64, 64
 ROW_FIELDS = 3  # the fields of a tile: index of its adapter, index of its first row in `order`, number of rows
@@ -157,3 +158,41 @@ def launch_products(y: Tensor, x: Tensor, tiles: AdapterTiles, fields: Tensor, p
         low, y, tiles.order, tiles.tiles, fields, tiles.scales, parts, ranks, y.stride(0),
         BLOCK_N=TILE_COLUMNS, BLOCK_K=TILE_RANKS, **given,
     )  # fmt: skip
+
+
+# Adds the products of all adapters of a step to a linear layer, in one launch.
+
+Changing = tuple[Tensor, Product, float]  # (indices of rows, the product to add to them, the scale of the adapter)
+
+
+class ProductsOnGpu:
+    """Adds the products of the adapters of a step. Caches tables of rows, because most layers use the same ones."""
+
+    def __init__(self) -> None:
+        self._tiles: dict[tuple[tuple[int, ...], bool], AdapterTiles] = {}
+
+    def add(self, y: Tensor, x: Tensor, changing: Sequence[Changing], *, together: bool = False) -> None:
+        """Adds the products of rows of x [T, K] to the same rows of y [T, N].
+
+        changing: the tensors of row indices must live as long as this object, because the cache uses their id().
+        together: whether x and y have only the rows of these adapters, ordered by adapter
+        """
+        key = tuple(id(rows) for rows, *_ in changing), together
+        if (tiles := self._tiles.get(key)) is None:
+            tiles = self._tiles[key] = _tiles(changing, together)
+        add_products_triton(y, x, tiles, _tables(changing), max(product.ranks for _, product, _ in changing))
+
+
+def _tiles(changing: Sequence[Changing], together: bool) -> AdapterTiles:
+    rows = [rows for rows, *_ in changing]
+    counts = [len(each) for each in rows]
+    own = torch.arange(sum(counts), device=rows[0].device).split_with_sizes(counts) if together else rows
+    return tiles_of(own, [scale for *_, scale in changing])
+
+
+def _tables(changing: Sequence[Changing]) -> list[Tensor]:
+    tables = [product.table for _, product, _ in changing if product.table is not None]
+    most = max(map(len, tables))
+    return [
+        torch.nn.functional.pad(table, (0, 0, 0, most - len(table))) if len(table) < most else table for table in tables
+    ]

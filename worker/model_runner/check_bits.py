@@ -11,6 +11,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,21 +28,22 @@ from worker.model_runner.inputs import build_inputs, to_device
 from worker.model_runner.warmup import GREEDY, StepLimits
 from worker.models.decoder import Decoder, Weights
 from worker.models.forward_inputs import ForwardInputs
+from worker.operations import TORCH, Operations, with_options
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions, options_named
 from worker.ops.linear import linear
 from worker.ops.linear.cublas import (
     FEWEST_ROWS,
     SCARCE,
     Product,
-    can_be_library,
+    can_use_cublas,
+    cublas_linear,
     fewest_rows,
-    library_linear,
+    gated_linear_with_cublas,
+    linear_with_cublas,
     product_of,
     weight_of_numbers,
-    with_library,
 )
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import TORCH, with_options
 from worker.scheduler.sequence import Chunk, Sequence, SequenceStates, slots_of
 
 log = logging.getLogger("sluice.load")
@@ -179,14 +181,14 @@ ANY = 1 << 62
 Multiply = Callable[..., Tensor]
 
 
-def with_equal_library_products(decoder: Decoder, worker: WorkerConfig) -> Decoder:
+def with_cublas_where_equal(decoder: Decoder, worker: WorkerConfig) -> Decoder:
     """Returns the decoder. With `library_products`, the library computes the products for which its bits equal ours."""
     if OPTION not in words(worker.gpu_options) or worker.kernels == "torch":
         return decoder
-    return with_checked_library(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))
+    return with_checked_cublas(decoder, row_counts(worker.max_step_tokens, worker.prefill_chunk_size))
 
 
-def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
+def with_checked_cublas(decoder: Decoder, counts: Iterable[int]) -> Decoder:
     """Returns a decoder in which the library computes products of `counts` rows if our kernels give the same bits."""
     shapes, counts, problems = list(_shapes(decoder.weights)), sorted(counts), dict[Product, str]()
     if not shapes:
@@ -202,7 +204,16 @@ def with_checked_library(decoder: Decoder, counts: Iterable[int]) -> Decoder:
         "the library computes %d products of many rows, with the bits of our kernels%s",
         len(equal), f"; not those of weights {', '.join(others)}" if others else "",
     )  # fmt: skip
-    return decoder.with_operations(with_library(decoder.operations, equal))
+    return decoder.with_operations(with_cublas(decoder.operations, equal))
+
+
+def with_cublas(operations: Operations, equal: frozenset[Product]) -> Operations:
+    """Returns operations that let the library compute the products in `equal`."""
+    if not equal:
+        return operations
+    linear = partial(linear_with_cublas, operations.linear, equal)
+    gated = partial(gated_linear_with_cublas, operations.gated_linear, equal)
+    return replace(operations, linear=linear, gated_linear=gated)
 
 
 def row_counts(*largest: int) -> set[int]:
@@ -216,7 +227,7 @@ def row_counts(*largest: int) -> set[int]:
 
 @torch.inference_mode()
 def compare(
-    packed: PackedLinear, counts: list[int], ours: Multiply = linear, library: Multiply = library_linear
+    packed: PackedLinear, counts: list[int], ours: Multiply = linear, library: Multiply = cublas_linear
 ) -> Iterator[tuple[Product, str]]:
     """Yields each product of a weight with `counts` rows, and why the library must not compute it ("" if it may)."""
     device, dtype = packed.weight.device, packed.weight.dtype
@@ -251,7 +262,7 @@ def _shapes(weights: Weights) -> Iterator[tuple[PackedLinear, int]]:
     of_layers = (packed for layer in weights.layers for packed in layer.linears if isinstance(packed, PackedLinear))
     seen: set[tuple[object, ...]] = set()
     for packed, most in (*((packed, ANY) for packed in of_layers), (weights.head, MOST_HEAD_ROWS)):
-        if not can_be_library(packed):
+        if not can_use_cublas(packed):
             continue
         shape = product_of(packed.weight, packed), packed.whole_rows, packed.bias is None, most
         if shape not in seen:

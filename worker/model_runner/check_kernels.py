@@ -25,13 +25,13 @@ from worker.model_runner.runner import DeviceBroken
 from worker.model_runner.sampler import sample_rows
 from worker.model_runner.warmup import PLAIN, MemoryGauge, StepLimits, profile_memory
 from worker.models.decoder import Decoder
+from worker.operations import TORCH, Operations
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe import clear_choices
 from worker.ops.moe.packed import Experts, PackedExperts
 from worker.ops.norm.reference import sum_split_k
 from worker.ops.recurrent_state import RecurrentState
 from worker.ops.sampling.reference import wrong_draws
-from worker.ops.table import TORCH, Operations
 from worker.scheduler.sequence import Chunk, Plan, Sequence, SequenceStates, slots_of
 
 log = logging.getLogger("sluice.load")

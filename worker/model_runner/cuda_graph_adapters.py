@@ -28,8 +28,8 @@ from worker.model_runner.inputs import BatchMetadata, to_device
 from worker.model_runner.runner import operations_of
 from worker.model_runner.step import Model
 from worker.models.forward_inputs import ForwardInputs
+from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Operations
 from worker.scheduler.sequence import Chunk
 from worker.spec import Activation
 

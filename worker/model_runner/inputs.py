@@ -102,9 +102,9 @@ def write_slots(layout: BatchMetadata) -> NDArray[np.int32]:
 
 
 def rope_rows(layout: BatchMetadata) -> NDArray[np.int64]:
-    """[T]: the row of the rotary tables for each row, with M-RoPE. No row may belong to a picture or be before one."""
-    pictures = [chunk.sequence.pictures for chunk in layout.chunks]
-    saved = [0 if one is None or one.rotary is None else one.rotary.saved for one in pictures]
+    """[T]: the row of the rotary tables for each row, with M-RoPE. No row may belong to an image or be before one."""
+    images = [chunk.sequence.images for chunk in layout.chunks]
+    saved = [0 if one is None or one.rotary is None else one.rotary.saved for one in images]
     return layout.positions - np.array(saved, np.int64)[layout.chunk_of_row]
 
 

@@ -34,7 +34,7 @@ from worker.model_runner.step import (
     no_rows,
 )
 from worker.models.forward_inputs import ForwardInputs
-from worker.ops.table import Operations
+from worker.operations import Operations
 from worker.scheduler.sequence import NO_ID, Chunk, Plan, Row, has_adapters
 from worker.spec import ModelSpec
 
@@ -74,7 +74,7 @@ class Runner:
     graphs: whether steps of up to `max_batch_size` sequences and `max_step_tokens` tokens are captured as CUDA graphs
     and replayed. On the CPU, a replay computes the step again.
     max_loras: the most pairs of an adapter and a scale in a captured step.
-    batch_invariant: whether the bits of a row do not depend on the rest of the step. vision: encodes pictures.
+    batch_invariant: whether the bits of a row do not depend on the rest of the step. vision: encodes images.
     """
 
     cuts_prompts = True  # a prompt may be computed in parts, see StepRunner
@@ -164,7 +164,7 @@ class Runner:
         return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
-        if self._graphs is None or (self.vision is not None and reads_pictures(plan)):
+        if self._graphs is None or (self.vision is not None and reads_images(plan)):
             return None
         replayed = self._graphs.launch(plan, rows, before)
         if replayed is None:
@@ -300,23 +300,23 @@ def note_draws(rows: list[Row], seconds: float) -> None:
             host.draw, host.drawn = draw, True
 
 
-# Prepares steps with LoRA adapters, pictures or a drafter that reads hidden states.
+# Prepares steps with LoRA adapters, images or a drafter that reads hidden states.
 #
 # The modules of these features are imported only by the first such step.
 
 M = TypeVar("M", Model, Pipeline)
 
 
-def reads_pictures(plan: Plan) -> bool:
-    """Whether a chunk of the step may have tokens of a picture. Only such a step cannot be replayed as a graph."""
-    pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
-    return any([each is not None and start < each.end for start, each in pictures])
+def reads_images(plan: Plan) -> bool:
+    """Whether a chunk of the step may have tokens of an image. Only such a step cannot be replayed as a graph."""
+    images = [(chunk.start, chunk.sequence.images) for chunk in plan.chunks]
+    return any([each is not None and start < each.end for start, each in images])
 
 
-def has_pictures(plan: Plan) -> bool:
-    """Whether a chunk of the step may have tokens of a picture, or positions that depend on a picture."""
-    pictures = [(chunk.start, chunk.sequence.pictures) for chunk in plan.chunks]
-    return any([each is not None and (start < each.end or each.rotary is not None) for start, each in pictures])
+def has_images(plan: Plan) -> bool:
+    """Whether a chunk of the step may have tokens of an image, or positions that depend on an image."""
+    images = [(chunk.start, chunk.sequence.images) for chunk in plan.chunks]
+    return any([each is not None and (start < each.end or each.rotary is not None) for start, each in images])
 
 
 def model_for(model: Model, plan: Plan, inputs: ForwardInputs, reader: "Reader | None") -> Forward:
@@ -360,9 +360,9 @@ def operations_of(plain: Operations, chunks: Sequence[Chunk], inputs: ForwardInp
 
 
 def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> ForwardInputs:
-    """Returns the inputs of a step, with the vectors of its pictures. Encodes pictures that are not encoded yet."""
-    if vision is None or not has_pictures(plan):  # without a tower, no sequence with pictures is admitted
+    """Returns the inputs of a step, with the vectors of its images. Encodes images that are not encoded yet."""
+    if vision is None or not has_images(plan):  # without a tower, no sequence with images is admitted
         return inputs
-    from worker.vision.step import with_pictures
+    from worker.vision.step import with_image_embeddings
 
-    return with_pictures(inputs, plan.chunks, vision)
+    return with_image_embeddings(inputs, plan.chunks, vision)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shared import messages as m
 from worker.kv_cache.tensors import KVCache
 from worker.models.forward_inputs import ForwardInputs
-from worker.ops.table import Operations
+from worker.operations import Operations
 from worker.scheduler.sequence import Plan, Sequence
 from worker.spec import ModelSpec
 

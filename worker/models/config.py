@@ -37,7 +37,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float16")
 SERVED: Mapping[str, tuple[Any, ...]] = {  # for settings that are only partly supported: the supported values
-    "use_bidirectional_attention": (None, False, "vision"),  # "vision": only the tokens of a picture see later tokens
+    "use_bidirectional_attention": (None, False, "vision"),  # "vision": only the tokens of an image see later tokens
     "is_causal": (None, True), "conv_bias": (False, None), "clip_qkv": (None,),
     "attn_output_gate": (True, None), "output_gate_type": ("swish", None),
     "swiglu_limit": (CLAMP, None), "swiglu_alpha": (SWIGLU_ALPHA, None),

@@ -339,7 +339,7 @@ def _yarn_magnitude(settings: Config) -> float:
 NO_ROPE = RopeSpec("none", 1.0)
 ROPE_KINDS: Mapping[str, Callable[[Config], RopeSpec]] = {
     "default": _default_rope,
-    "mrope": _default_rope,  # text rotates by the default; only tokens of pictures differ (worker/vision/attention.py)
+    "mrope": _default_rope,  # text rotates by the default; only tokens of images differ (worker/vision/attention.py)
     "dynamic": _dynamic_rope,
     "linear": _linear_rope,
     "proportional": _proportional_rope,

@@ -19,19 +19,19 @@ from worker.models.decoder import Decoder, Layer, at_columns
 from worker.models.forward_inputs import COLUMNS, Extent, ForwardInputs, InputField
 from worker.models.layer_kinds import Place, feed_forward, mixer
 from worker.models.per_layer_embeddings import in_c, vectors_of_layers
+from worker.operations import FAST, Operations
 from worker.ops import native as c_library
 from worker.ops import paged_kv
 from worker.ops.activation import native as activation_native
 from worker.ops.attention import native as attention_native
 from worker.ops.exchange import RanksC
+from worker.ops.linear.lora_native import StepAdaptersC
 from worker.ops.linear.native import CpuWeight
-from worker.ops.lora_native import StepAdaptersC
 from worker.ops.moe.native import CExperts, CpuExperts, ExpertsStruct, scratch_bytes
 from worker.ops.native import huge_pages, kernels, library
 from worker.ops.norm import native as norm_native
 from worker.ops.recurrent.native import RecurrentC
 from worker.ops.rope import native as rope_native
-from worker.ops.table import FAST, Operations
 from worker.spec import ACTIVATIONS, LatentSpec
 
 # Runs all layers of the decoder in one call of the C library, with buffers that are reused from step to step.

@@ -26,10 +26,10 @@ from worker.models.per_layer_embeddings import (
     vectors_of_layers,
     write_aux_hidden_states,
 )
+from worker.operations import FAST, Exchange, Operations, alone
 from worker.ops.embedding import Embedding
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.packed import PackedExperts
-from worker.ops.table import FAST, Exchange, Operations, alone
 from worker.spec import ModelSpec, QueryScaling, RopeSpec
 
 # The weights of a model: each layer's mixer, feed-forward network and norms; the embedding, last norm and head.

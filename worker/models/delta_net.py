@@ -102,11 +102,11 @@ def _make(
     spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
 ) -> DeltaNetLayer:
     conv, log, dt_bias, norm = (small[field][0] for field in ("conv", "decay", "dt_bias", "norm"))
-    return DeltaNetLayer(**packed, small=DeltaNetWeights(taps_first(conv), decay(log), dt_bias, norm.to(like.dtype)))
+    return DeltaNetLayer(**packed, small=DeltaNetWeights(conv_weight(conv), decay(log), dt_bias, norm.to(like.dtype)))
 
 
 def _check(spec: ModelSpec, layer: LayerSpec) -> None:
-    check_taps(shape_of(layer).taps, "the convolution's kernel size (linear_conv_kernel_dim, mamba_d_conv)")
+    check_kernel_size(shape_of(layer).taps, "the convolution's kernel size (linear_conv_kernel_dim, mamba_d_conv)")
 
 
 def _in_c(own: DeltaNetLayer, place: Place) -> dict[str, Any]:
@@ -137,13 +137,13 @@ def positive_sizes(config: Config, names: Sequence[str], possible: Callable[[lis
     return sizes
 
 
-def check_taps(taps: int, name: str) -> None:
+def check_kernel_size(taps: int, name: str) -> None:
     """Raises UnsupportedModel if a convolution has more taps than the kernels support. name: the name of the setting"""
     if not 1 <= taps <= MAX_TAPS:
         raise UnsupportedModel(f"{name} {taps} is not supported; supported are numbers from 1 to {MAX_TAPS}")
 
 
-def taps_first(kernels: Tensor) -> Tensor:
+def conv_weight(kernels: Tensor) -> Tensor:
     """Returns the weights of a convolution as [taps, channels]. kernels: the checkpoint's tensor [channels, 1, taps]"""
     return kernels[:, 0].T.contiguous()
 

@@ -15,9 +15,9 @@ from worker.checkpoint.stored_weight import BIAS, WEIGHT, PlainWeight, StackedLi
 from worker.kv_cache.tensors import KVCache
 from worker.models.family import Config, FamilyExperts
 from worker.models.forward_inputs import ForwardInputs
+from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.moe.packed import PackedExperts
-from worker.ops.table import Operations
 from worker.spec import ExpertsSpec, LayerSpec, ModelSpec, RecurrentShape
 
 # Translates the common names of modules to a checkpoint's names, and describes the norms, which all layers have.
@@ -74,7 +74,7 @@ class LayerNames:
         """Finds a checkpoint's names. names: the names of all tensors in it
         prefix: the prefix of the names of its language model's tensors
 
-        Only the layers and the last norm of the language model are looked at. An encoder of pictures or sound, and
+        Only the layers and the last norm of the language model are looked at. An encoder of images or sound, and
         layers that draft tokens, have names of their own.
         """
         own = {tuple(name.removeprefix(prefix).split(".")) for name in names if name.startswith(prefix)}

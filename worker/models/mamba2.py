@@ -9,7 +9,7 @@ from torch import Tensor
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import BIAS, WEIGHT, PlainWeight, StackedLinear
 from worker.models.config_values import shown
-from worker.models.delta_net import check_taps, decay, positive_sizes, taps_first
+from worker.models.delta_net import check_kernel_size, conv_weight, decay, positive_sizes
 from worker.models.family import Config
 from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
@@ -92,12 +92,12 @@ def _make(
     spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
 ) -> Mamba2Layer:
     read = {field: parts[0] for field, parts in small.items()}
-    made = {"conv": taps_first(read["conv"]), "decay": decay(read["decay"]), "norm": read["norm"].to(like.dtype)}
+    made = {"conv": conv_weight(read["conv"]), "decay": decay(read["decay"]), "norm": read["norm"].to(like.dtype)}
     return Mamba2Layer(**packed, small=Mamba2Weights(**(read | made)))
 
 
 def _check(spec: ModelSpec, layer: LayerSpec) -> None:
-    check_taps(shape_of(layer).taps, "the convolution's kernel size (linear_conv_kernel_dim, mamba_d_conv)")
+    check_kernel_size(shape_of(layer).taps, "the convolution's kernel size (linear_conv_kernel_dim, mamba_d_conv)")
 
 
 def _in_c(own: Mamba2Layer, place: Place) -> dict[str, Any]:

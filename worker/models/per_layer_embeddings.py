@@ -13,10 +13,10 @@ from torch import Tensor
 from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, ReadTensor, StackedLinear, StoredWeight, WeightSource
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.layer_kinds import norm_weights
+from worker.operations import Operations
 from worker.ops.embedding import Embedding
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.quantized_weight import QuantizedWeight
-from worker.ops.table import Operations
 from worker.spec import ModelSpec
 
 TABLE = "embed_tokens_per_layer"

@@ -271,20 +271,20 @@ class Stage:
 
 
 def bounds_of_stages(
-    spec: ModelSpec, layers: Sequence[int], beside: int, count: int, for_pictures: int = 0
+    spec: ModelSpec, layers: Sequence[int], beside: int, count: int, for_images: int = 0
 ) -> tuple[int, ...]:
     """Cuts a model into stages so that the largest one has as few bytes as possible.
 
     layers: the bytes of each layer
     beside: the bytes of the embedding and everything else that the first stage has in addition to its layers
-    for_pictures: how many of the first layers get vectors of pictures; the first stage has all of these layers
+    for_images: how many of the first layers get vectors of images; the first stage has all of these layers
 
     Returns the first layer of each stage, and then the number of layers. Raises CannotShare if the model cannot be cut.
     """
     flag, total = f"--pipeline-parallel-size {count}", len(layers)
     if count > total:
         raise CannotShare(f"{flag} is more than the model's {total} layers")
-    cuts = [cut for cut in range(1, total) if _can_cut(spec, cut) and cut >= for_pictures]
+    cuts = [cut for cut in range(1, total) if _can_cut(spec, cut) and cut >= for_images]
     if count - 1 > len(cuts):
         raise CannotShare(
             f"{flag}: this model can be cut into {len(cuts) + 1} stages at most, because some of its {total} layers "
@@ -384,17 +384,17 @@ class Part:
 
 
 def parts_of(
-    spec: ModelSpec, worker: WorkerConfig, sizes: Callable[[], tuple[list[int], int]], for_pictures: int = 0
+    spec: ModelSpec, worker: WorkerConfig, sizes: Callable[[], tuple[list[int], int]], for_images: int = 0
 ) -> tuple[Part, ...]:
     """Returns the parts of all processes. Raises CannotShare if the model cannot be split in this way.
 
     sizes: returns the bytes of each layer, and the bytes of the rest of the model, which belongs to the first stage
-    for_pictures: as for bounds_of_stages
+    for_images: as for bounds_of_stages
     """
     tp_size, stages = worker.tensor_parallel_size, worker.pipeline_parallel_size
     if tp_size > 1:
         check(spec, tp_size)
-    bounds = (0, len(spec.layers)) if stages == 1 else bounds_of_stages(spec, *sizes(), stages, for_pictures)
+    bounds = (0, len(spec.layers)) if stages == 1 else bounds_of_stages(spec, *sizes(), stages, for_images)
     return tuple(Part(rank, tp_size, bounds) for rank in range(worker.ranks))
 
 

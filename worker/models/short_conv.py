@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import WEIGHT, PlainWeight, StackedLinear
-from worker.models.delta_net import check_taps, taps_first
+from worker.models.delta_net import check_kernel_size, conv_weight
 from worker.models.family import Config
 from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
@@ -66,11 +66,11 @@ def _small(spec: ModelSpec, layer: LayerSpec, names: LayerNames, prefix: str) ->
 def _make(
     spec: ModelSpec, layer: LayerSpec, packed: Mapping[str, Any], small: Mapping[str, list[Tensor]], like: Tensor
 ) -> ShortConvLayer:
-    return ShortConvLayer(**packed, conv=taps_first(small["conv"][0]))
+    return ShortConvLayer(**packed, conv=conv_weight(small["conv"][0]))
 
 
 def _check(spec: ModelSpec, layer: LayerSpec) -> None:
-    check_taps(shape_of(layer).taps, "conv_L_cache")
+    check_kernel_size(shape_of(layer).taps, "conv_L_cache")
 
 
 def _in_c(own: ShortConvLayer, place: Place) -> dict[str, Any]:

@@ -5,7 +5,7 @@ An option changes how kernels are launched and how they wait for one another, bu
 off, the compiled kernels are the same as if the option did not exist. Before the worker serves with options, it
 computes test steps with and without them on its device, and compares all bits (worker/model_runner/check_bits.py).
 
-`with_options` in worker/ops/table.py binds the record GpuOptions to the parameter `options` of the operations,
+`with_options` in worker/operations.py binds the record GpuOptions to the parameter `options` of the operations,
 so the decoder calls the operations without options. An operation passes the record to its Triton form, which reads the
 fields. `arrivals` is memory through which programs of a kernel communicate.
 """

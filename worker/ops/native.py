@@ -179,6 +179,7 @@ MAX_GROUPS = _NUMBERS["MAX_GROUPS"]  # groups of experts
 
 HUGE_PAGE = 1 << 21  # bytes
 PIECE = 1 << 26  # bytes
+PANEL = 32  # columns of a panel of a packed weight (linear/csrc/weight.h)
 ALIGNMENT = 64  # every tensor in a piece begins at a multiple of this many bytes
 Memory = Callable[[Sequence[int], torch.dtype], Tensor]  # returns uninitialized memory of the given shape and dtype
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.ops.linear.native import PANEL
 from worker.ops.native import (
     MAX_HEAD_DIM,
     MAX_KEY_ELEMENTS,
+    PANEL,
     address,
     available,
     multiplies_bf16,

@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
 from shared.messages import Prefill
 from worker.kv_cache.pages import SCRATCH
 from worker.kv_cache.store import Fetch, KvStore, Part, Run
 from worker.kv_cache.store_tier import PAGES, STATE
 from worker.scheduler.paging import Paging
+from worker.scheduler.recurrent_slots import States
 from worker.scheduler.sequence import Sequence
-
-if TYPE_CHECKING:
-    from worker.scheduler.recurrent_slots import States
 
 MOST_REPAIRED = 4  # blocks that are in memory, but not in the store, and are written when a sequence finds them
 COPY_S = 0.01  # how long pages are copied between two steps, at most; at least one file is
@@ -47,7 +44,7 @@ class Fetching:
     """token_s: returns how long computing a token of a prompt takes, in seconds; 0: not known yet."""
 
     def __init__(
-        self, store: KvStore, paging: Paging, states: "States | None", token_s: Callable[[], float],
+        self, store: KvStore, paging: Paging, states: States | None, token_s: Callable[[], float],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         """clock: seconds, which limit how long pages are copied"""

@@ -259,8 +259,8 @@ class HostBudget:
         if rows > 0 and row:
             row = self._in_step(sequence, row)
             most = 0 if self._waits_for_mask(sequence) else self._most(sequence, row)
-            splits_picture = most == 0 and sequence.pictures is not None  # whose last row must not be missing
-            if rows > most and not splits_picture:
+            splits_image = most == 0 and sequence.images is not None  # whose last row must not be missing
+            if rows > most and not splits_image:
                 length -= rows - most
                 rows = most
             self._count(sequence, rows, row)

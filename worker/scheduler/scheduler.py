@@ -484,11 +484,11 @@ class Planner:
     def _length(self, sequence: Sequence, start: int, remaining: int, budget: int, most: float) -> int:
         """Returns the length of the next chunk. It does not pass the next position where a state is to be published.
 
-        most: the longest rest of a picture that a chunk may compute to keep it whole; may be more than the budget
+        most: the longest rest of an image that a chunk may compute to keep it whole; may be more than the budget
         """
         checkpoint = self._states.next_checkpoint(sequence, start) if self._states is not None else 0
         length = self._chunking.length(min(remaining, checkpoint - start) if checkpoint else remaining, budget)
-        return length if sequence.pictures is None else sequence.pictures.uncut(start, length, most)
+        return length if sequence.images is None else sequence.images.uncut(start, length, most)
 
 
 # Makes room for a tenant that waits while others have all the places or pages.

@@ -5,16 +5,16 @@ This is plain data, without policies, queues, tensors or clocks.
 
 import sys
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable
+from bisect import bisect_left
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from shared.messages import Adapter, Outcome, Picture, Pooling, Prefill, Sampling
+from shared.messages import Adapter, Outcome, Pooling, Prefill, Sampling
 from worker.kv_cache.prefix_cache import Mark
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from worker.scheduler.drafts import Speculation
     from worker.scheduler.fetching import StoredPrefix
     from worker.scheduler.host_budget import HostWork
+    from worker.scheduler.prompt_images import PromptImages
 
 
 Key = tuple[bytes, int]  # (frontend id, request id)
@@ -57,7 +58,7 @@ class PrefixState:
 
     salt: str = ""  # only sequences with the same salt share cached prefixes
     digests: list[bytes] = field(default_factory=list)  # the digests of its first full pages
-    mark: Mark | None = None  # returns the bytes that stand for pictures in a page's digest; None: no pictures
+    mark: Mark | None = None  # returns the bytes that stand for images in a page's digest; None: no images
     claimed_tokens: int = 0  # tokens found in the cache when the sequence got its pages; the others must be computed
     cached_tokens: int = 0  # prompt and earlier output tokens found in the cache, or the K/V store, at first admission
     stored: "StoredPrefix | None" = None  # what the K/V store knows of it; None without a store, or before admission
@@ -224,7 +225,7 @@ class Sequence:
     states: "SequenceStates | None" = None  # slots of recurrent states, if layers have any
     mirostat: "MirostatRecord | None" = None  # the state of the Mirostat sampler
     adapter: "AdapterUse | None" = None  # a LoRA adapter
-    pictures: "PromptPictures | None" = None  # pictures in the prompt: their vectors replace token embeddings
+    images: "PromptImages | None" = None  # images in the prompt: their vectors replace token embeddings
     prediction: "Prediction | None" = None  # a text that the client expects as the output
     host: "HostWork | None" = None  # how long the host takes for its rows; None: hardly any time
 
@@ -480,90 +481,6 @@ class AnswerCheck:
     def failed(self, drafts: int) -> None:
         """Notes that a step with `drafts` drafts has failed. The next steps have half as many."""
         self.most_drafts = drafts // 2
-
-
-# The pictures of a prompt: where their tokens are, and what they add to the digests of pages.
-
-
-class PicturePlace(NamedTuple):
-    """The place of a picture: tokens start .. start + tokens - 1 of a prompt stand for the picture with this digest."""
-
-    start: int
-    tokens: int
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PicturePlaces:
-    """The places of all pictures of a prompt, in order."""
-
-    places: tuple[PicturePlace, ...]
-
-    def mark(self, begin: int, end: int) -> bytes:
-        """Returns the bytes that are hashed, besides the ids, for the page with the tokens begin .. end - 1.
-
-        They name only the pictures that begin in this page, because the hash of every later page covers this hash.
-        """
-        first = bisect_left(self.places, (begin,))
-        last = bisect_left(self.places, (end,))
-        return b"".join(
-            (place.start - begin).to_bytes(4, "little") + place.tokens.to_bytes(4, "little") + place.digest
-            for place in self.places[first:last]
-        )
-
-
-class PromptPictures:
-    """The pictures of a sequence, in the order of their tokens, which do not overlap."""
-
-    def __init__(
-        self,
-        pictures: list[Picture],
-        *,
-        whole: bool = False,
-        rotary: Any = None,
-        encoded: Container[bytes] | None = None,
-    ) -> None:
-        """whole: whether no step may cut a picture in two, because its tokens attend to each other in both directions.
-
-        rotary: the RotaryPositions of a model with M-RoPE (worker/vision/attention.py); None: positions are those of
-        text encoded: the digests of the pictures that are encoded already; None: steps encode pictures themselves
-        """
-        self.pictures, self.whole, self.rotary, self._encoded = pictures, whole, rotary, encoded
-        self.end = pictures[-1].start + pictures[-1].tokens  # the index after the last token of the last picture
-        self.nbytes = sum(len(picture.pixels) for picture in pictures)
-        self.places = PicturePlaces(tuple(PicturePlace(one.start, one.tokens, one.digest) for one in pictures))
-        self._starts = [picture.start for picture in pictures]
-
-    def uncut(self, start: int, length: int, most: float) -> int:
-        """Returns the length of a chunk that begins at `start`: `length`, unless a picture changes it.
-
-        The chunk ends before a picture that is not encoded yet. With `whole`, it also ends before a picture that it
-        would cut. If it begins in such a picture, it has the rest of it, or no token if the rest is above `most`.
-        """
-        if self._encoded is not None:
-            length = self._up_to_unencoded(start, length, self._encoded)
-        end = start + length
-        cut = self.within(end - 1, end + 1) if self.whole and length > 0 else []
-        if len(cut) != 1 or not cut[0].start < end < cut[0].start + cut[0].tokens:
-            return length
-        if cut[0].start > start:
-            return cut[0].start - start
-        rest = cut[0].start + cut[0].tokens - start
-        return rest if rest <= most else 0
-
-    def _up_to_unencoded(self, start: int, length: int, encoded: Container[bytes]) -> int:
-        missing = (one.start for one in self.within(start, start + length) if one.digest not in encoded)
-        return max(0, next(missing, start + length) - start)
-
-    def at(self, place: int) -> Picture | None:
-        """Returns the picture that the token at index `place` belongs to; None if the token is text."""
-        return next(iter(self.within(place, place + 1)), None)
-
-    def within(self, begin: int, end: int) -> list[Picture]:
-        """Returns the pictures that have at least one token among begin .. end - 1."""
-        first = max(0, bisect_right(self._starts, begin) - 1)
-        found = self.pictures[first : bisect_left(self._starts, end)]
-        return [picture for picture in found if picture.start + picture.tokens > begin]
 
 
 # A text that the client expects as the output. Its ids become drafts (drafts.py).

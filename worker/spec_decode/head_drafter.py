@@ -21,10 +21,10 @@ from worker.model_runner.step import Forward, Model
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
+from worker.operations import Operations
 from worker.ops import native as c_library
 from worker.ops.linear.packed import PackedLinear, pack_stacked
 from worker.ops.quantized_weight import INT4, QuantizedWeight
-from worker.ops.table import Operations
 from worker.scheduler.sequence import Chunk, Plan, Sequence
 from worker.spec import ModelSpec
 from worker.spec_decode.model_drafter import (

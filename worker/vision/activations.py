@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Operations
 from worker.spec import Activation
 
 VisionActivation = Activation | Literal["gelu"]

@@ -1,6 +1,6 @@
 """How the patches of an image attend to each other: windows, positions, rotary embeddings.
 
-Attention among all patches of a picture, by the kernels for causal attention over pages.
+Attention among all patches of an image, by the kernels for causal attention over pages.
 
 In causal attention, a token at the last position sees every key, and so do all its query heads. This module therefore
 passes the queries of many patches to the kernel as if they were the query heads of one token at the last position. Each
@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.operations import Operations
 from worker.ops.attention.reference import attention_torch
 from worker.ops.rope import rotary, store_kv
 from worker.ops.rope.reference import rotary_torch, store_kv_torch
-from worker.ops.table import Operations
 
-# Windows: in most layers of some towers, a patch sees only the patches of its own square window of the picture.
+# Windows: in most layers of some towers, a patch sees only the patches of its own square window of the image.
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +140,15 @@ def _swapped(x: Tensor) -> Tensor:
 def stretched(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
     """Returns a position embedding for each patch, [rows * columns, H] float32: a bilinear mean of the nearest four.
 
-    stored [side * side, H]: the embeddings of a square grid whose corners are the corners of the picture
+    stored [side * side, H]: the embeddings of a square grid whose corners are the corners of the image
     """
     return _mixed(stored, side, _neighbours(rows, side), _neighbours(columns, side))
 
 
 def resized(stored: Tensor, side: int, rows: int, columns: int) -> Tensor:
-    """Returns what `stretched` does, but resizes the square grid as `torch.nn.functional.interpolate` does a picture.
+    """Returns what `stretched` does, but resizes the square grid as `torch.nn.functional.interpolate` does an image.
 
-    The mode is bilinear, with `align_corners=False` and `antialias=True`. If the picture's grid is smaller than the
+    The mode is bilinear, with `align_corners=False` and `antialias=True`. If the image's grid is smaller than the
     stored grid, a result is the mean of more than four stored embeddings.
     """
     return _mixed(stored, side, _covered(rows, side), _covered(columns, side))
@@ -225,21 +225,21 @@ def rotary_tables(
     return table(by_row.cos(), by_column.cos()), table(by_row.sin(), by_column.sin())
 
 
-# M-RoPE: a picture's token rotates by three positions: time, row and column. For a text token, all three are equal.
+# M-RoPE: an image's token rotates by three positions: time, row and column. For a text token, all three are equal.
 #
-# A picture takes as many positions as its longer side has tokens; the text after it continues from there.
+# An image takes as many positions as its longer side has tokens; the text after it continues from there.
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryPositions:
-    """The pictures of a prompt: the index of the first token of each, and its rows and columns of tokens."""
+    """The images of a prompt: the index of the first token of each, and its rows and columns of tokens."""
 
     starts: Sequence[int]
     squares: Sequence[tuple[int, int]]
 
     @property
     def saved(self) -> int:
-        """How many more tokens than positions the pictures have. The position of a token after all of them is its
+        """How many more tokens than positions the images have. The position of a token after all of them is its
         index minus this number, for all three.
         """
         return sum(rows * columns - max(rows, columns) for rows, columns in self.squares)
@@ -247,7 +247,7 @@ class RotaryPositions:
     def between(self, begin: int, end: int) -> NDArray[np.int64]:
         """Returns the three positions of the tokens begin .. end - 1 of a sequence, [3, end - begin]."""
         found = np.tile(np.arange(begin, end), (3, 1))
-        saved = 0  # how many more tokens than positions the pictures so far have
+        saved = 0  # how many more tokens than positions the images so far have
         last = bisect_right(self.starts, end - 1)
         for start, (rows, columns) in zip(self.starts[:last], self.squares[:last], strict=True):
             tokens = rows * columns

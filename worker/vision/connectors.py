@@ -1,4 +1,4 @@
-"""Connectors: each turns the squares of patches of an encoded picture into vectors of the text model's width."""
+"""Connectors: each turns the squares of patches of an encoded image into vectors of the text model's width."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.messages import Picture
+from shared.messages import PromptImage
+from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Operations
 from worker.vision.activations import exact_gelu
 from worker.vision.spec import Connector, VisionSpec
 
@@ -108,14 +108,14 @@ def level_table(spec: VisionSpec) -> Tensor:
     return 2 * (normalized - 0.5) if spec.centred else normalized
 
 
-def patches_of(picture: Picture, spec: VisionSpec, table: Tensor) -> Tensor:
-    """Returns the patches [rows * columns, patch_width] of a picture, in the order of rows, on the table's device.
+def patches_of(image: PromptImage, spec: VisionSpec, table: Tensor) -> Tensor:
+    """Returns the patches [rows * columns, patch_width] of an image, in the order of rows, on the table's device.
 
     table: the result of level_table in the dtype of the encoder. A patch has one colour after another, each row by row
     and repeated for all frames, in the order of a convolution's weights.
     """
-    patch, (rows, columns) = spec.patch_size, spec.grid_of(picture.height, picture.width)
-    whole = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
+    patch, (rows, columns) = spec.patch_size, spec.grid_of(image.height, image.width)
+    whole = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(image.height, image.width, 3)
     whole = whole[: rows * patch, : columns * patch]
     cut = whole.reshape(rows, patch, columns, patch, 3).permute(0, 2, 4, 1, 3)  # [rows, columns, 3, patch, patch]
     levels = cut.reshape(rows * columns, 3, patch * patch).to(table.device).long()

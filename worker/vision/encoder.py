@@ -1,9 +1,9 @@
-"""The forward pass of a tower and its connector: turns one picture into vectors of the text model's width.
+"""The forward pass of a tower and its connector: turns one image into vectors of the text model's width.
 
-Each picture is encoded alone, by operations that give a row the same bits with any number of threads. So its vectors
+Each image is encoded alone, by operations that give a row the same bits with any number of threads. So its vectors
 depend only on its pixels.
 
-A picture is encoded in pieces, so that a worker can compute steps between them. A piece is some rows of a layer. The
+An image is encoded in pieces, so that a worker can compute steps between them. A piece is some rows of a layer. The
 bits of a row do not depend on how rows are divided into pieces.
 """
 
@@ -15,9 +15,9 @@ from math import inf
 import torch
 from torch import Tensor
 
-from shared.messages import Picture
+from shared.messages import PromptImage
+from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import Operations
 from worker.vision.activations import activated_linear, gated, gated_linear
 from worker.vision.attention import (
     ATTENTION_COST,
@@ -178,9 +178,9 @@ class Encoder:
         self._table = level_table(spec).to(like.device).to(like.dtype)
 
     @torch.inference_mode()
-    def encode(self, picture: Picture) -> Tensor:
-        """Returns the vectors of a picture [tokens, text_size]. Vectors for deepstack are further columns."""
-        pieces = self.pieces(picture)
+    def encode(self, image: PromptImage) -> Tensor:
+        """Returns the vectors of an image [tokens, text_size]. Vectors for deepstack are further columns."""
+        pieces = self.pieces(image)
         while True:
             try:
                 next(pieces)
@@ -188,13 +188,13 @@ class Encoder:
                 found: Tensor = done.value
                 return found
 
-    def pieces(self, picture: Picture) -> Generator[int, None, Tensor]:
-        """Encodes a picture, and yields after each piece its cost in multiplications. Returns the same as `encode`."""
+    def pieces(self, image: PromptImage) -> Generator[int, None, Tensor]:
+        """Encodes an image, and yields after each piece its cost in multiplications. Returns the same as `encode`."""
         spec, weights, do = self.spec, self.weights, self._do
-        rows, columns = spec.grid_of(picture.height, picture.width)
+        rows, columns = spec.grid_of(image.height, image.width)
         everything, order = Windows((rows * columns,)), None
         windows = everything
-        x = do.linear(patches_of(picture, spec, self._table), weights.patches)  # [N, H]
+        x = do.linear(patches_of(image, spec, self._table), weights.patches)  # [N, H]
         if weights.positions is not None:
             x = x + self._positions(weights.positions, rows, columns)
         if weights.first_norm is not None:
@@ -214,8 +214,8 @@ class Encoder:
             seen = everything if index in spec.whole_layers else windows
             h, x = yield from layer.forward(norm, h, x, seen, tables, spec, do)
             if index in stack:
-                more.append(self._connected(x, order, stack[index], picture))
-        first = self._connected(h, order, weights.connector, picture)
+                more.append(self._connected(x, order, stack[index], image))
+        first = self._connected(h, order, weights.connector, image)
         return torch.cat([first, *more], dim=1) if more else first
 
     def _positions(self, stored: Tensor, rows: int, columns: int) -> Tensor:
@@ -231,17 +231,17 @@ class Encoder:
         head_dim, alternate = spec.hidden_size // spec.heads, spec.rotary_alternate
         return rotary_tables(rows, columns, head_dim, spec.rotary_theta, self._table.device, alternate=alternate)
 
-    def _connected(self, x: Tensor, order: Tensor | None, connector: ConnectorWeights, picture: Picture) -> Tensor:
-        """Applies a connector. order: for each row of x, its position in the picture; None: rows are in order"""
+    def _connected(self, x: Tensor, order: Tensor | None, connector: ConnectorWeights, image: PromptImage) -> Tensor:
+        """Applies a connector. order: for each row of x, its position in the image; None: rows are in order"""
         spec = self.spec
         if order is not None:
             x = torch.empty_like(x).index_copy_(0, order, x)
-        down, across = spec.squares_of(picture.height, picture.width)
+        down, across = spec.squares_of(image.height, image.width)
         squares = x.view(down, spec.side, across, spec.side, spec.hidden_size)
         return CONNECTORS[spec.connector](squares, connector, spec, self._do)
 
 
-# A model without a tower (Gemma 4 12B): a linear turns the pixels of each square of a picture into a token.
+# A model without a tower (Gemma 4 12B): a linear turns the pixels of each square of an image into a token.
 
 LAYER_NORM_EPS = 1e-5  # the default of torch's layer norm; configs do not state it
 
@@ -272,18 +272,18 @@ class Embedder:
         self._table = level_table(spec).to(weights.norm.device).to(weights.norm.dtype)
 
     @torch.inference_mode()
-    def encode(self, picture: Picture) -> Tensor:
-        """Returns the vectors of a picture, [tokens, text_size]."""
+    def encode(self, image: PromptImage) -> Tensor:
+        """Returns the vectors of an image, [tokens, text_size]."""
         weights, do = self.weights, self._do
         self._started.value += 1
-        x = do.rms_norm(patches_of(picture, self._squares, self._table), weights.pixel_norm, LAYER_NORM_EPS)
+        x = do.rms_norm(patches_of(image, self._squares, self._table), weights.pixel_norm, LAYER_NORM_EPS)
         x = do.rms_norm(do.linear(x, weights.pixels), weights.norm, LAYER_NORM_EPS)
-        rows, columns = self._squares.grid_of(picture.height, picture.width)
+        rows, columns = self._squares.grid_of(image.height, image.width)
         x = do.rms_norm(x + by_axes(weights.positions, rows, columns), weights.last_norm, LAYER_NORM_EPS)
         return do.linear(do.rms_norm(x, weights.ones, self.spec.norm_eps), weights.projection)
 
-    def pieces(self, picture: Picture) -> Generator[int, None, Tensor]:
-        """Encodes a picture in one piece, whose cost is about that of its tokens in the text model."""
-        found = self.encode(picture)
+    def pieces(self, image: PromptImage) -> Generator[int, None, Tensor]:
+        """Encodes an image in one piece, whose cost is about that of its tokens in the text model."""
+        found = self.encode(image)
         yield found.numel() * self._squares.patch_width
         return found

@@ -50,7 +50,7 @@ def pixtral_fields(config: Config, vision: Config, processor: Config) -> dict[st
     }  # fmt: skip
 
 
-# Reads configs of LFM2-VL: its tower is a SigLIP 2 for pictures of any shape.
+# Reads configs of LFM2-VL: its tower is a SigLIP 2 for images of any shape.
 
 MOST = 1 << 18  # limit on the width of vectors between the connector's linears, and on learned positions
 LAYER_NORM_EPS = 1e-5  # the default of torch's layer norm; configs do not state it
@@ -124,7 +124,7 @@ class VisionFamily:
     gated: bool = False
     sections: tuple[int, int, int] = (11, 11, 10)  # VisionSpec.sections if the config leaves it out
     sections_alternate: bool = True
-    any_size: bool = False  # whether a picture may have any size that consists of whole squares of patches
+    any_size: bool = False  # whether an image may have any size that consists of whole squares of patches
     # For an any_size family without M-RoPE: makes fields of VisionSpec from config.json, its vision_config, and the
     # image processor's settings.
     fields: Callable[[Config, Config, Config], dict[str, Any]] | None = None
@@ -268,7 +268,7 @@ def _spec(family: VisionFamily, folder: Path, config: Config, stated: Config, te
     grid = spec.image_size // spec.patch_size
     if not family.any_size and (not 1 <= spec.side <= grid or grid % spec.side):
         raise UnsupportedModel(
-            f"vision_config: {grid} patches along a side cannot be joined by {spec.side}, so pictures have no "
+            f"vision_config: {grid} patches along a side cannot be joined by {spec.side}, so images have no "
             "whole number of tokens"
         )
     return spec
@@ -330,7 +330,7 @@ def _check(vision: Config, family: VisionFamily) -> None:
     if head > MAX_HEAD or (any_size and head % 4):
         raise UnsupportedModel(f"vision_config: heads of {head} dimensions are not supported")
     if not any_size and not 1 <= (vision["image_size"] // vision["patch_size"]) ** 2 <= MAX_PATCHES:
-        raise UnsupportedModel(f"vision_config: pictures of no patch, or of more than {MAX_PATCHES}, are not supported")
+        raise UnsupportedModel(f"vision_config: images of no patch, or of more than {MAX_PATCHES}, are not supported")
 
 
 def _size(config: Config, name: str, default: int) -> int:
@@ -360,7 +360,7 @@ def _processor(folder: Path) -> Config:
 def _channels(
     processor: Config, name: str, default: tuple[float, float, float], off: tuple[float, float, float]
 ) -> tuple[float, float, float]:
-    """Returns a setting's values for the three colours. off: the values if pictures are not normalized"""
+    """Returns a setting's values for the three colours. off: the values if images are not normalized"""
     if not processor.get("do_normalize", True):
         return off
     values = processor.get(name) or default

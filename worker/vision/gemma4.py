@@ -146,7 +146,7 @@ def _module(name: str) -> str:
     return f"self_attn.{name}_proj" if name in ATTENTION else f"mlp.{name}_proj"
 
 
-# Gemma 4 12B has no tower. Reads its settings for pictures from the config, and the weights that embed pictures.
+# Gemma 4 12B has no tower. Reads its settings for images from the config, and the weights that embed images.
 
 MOST = {"patch_size": 1 << 10, "pooling_kernel_size": 64, "mm_embed_dim": 1 << 16, "mm_posemb_size": 1 << 14}
 DEFAULTS = {"patch_size": 16, "pooling_kernel_size": 3, "mm_embed_dim": 3840, "mm_posemb_size": 1120}

@@ -1,4 +1,4 @@
-"""The rows of a step that pictures replace. A chunk may begin or end within a picture."""
+"""The rows of a step that images replace. A chunk may begin or end within an image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from worker.scheduler.sequence import Chunk
 from worker.vision.vision import Vision
 
 
-def with_pictures(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision) -> ForwardInputs:
+def with_image_embeddings(inputs: ForwardInputs, chunks: Sequence[Chunk], vision: Vision) -> ForwardInputs:
     """Returns the inputs with the vectors of the placeholder tokens in these chunks. Encodes what is not cached."""
     indices, vectors = [], []
     bidirectional_end = (inputs.positions + 1).int() if vision.spec.bidirectional else None
@@ -49,28 +49,28 @@ def _rotated(inputs: ForwardInputs, chunks: Sequence[Chunk], components: Tensor)
 
 
 def _positions_of(chunk: Chunk) -> NDArray[np.int64]:
-    end, pictures = chunk.start + chunk.length, chunk.sequence.pictures
-    if pictures is None or pictures.rotary is None:
+    end, images = chunk.start + chunk.length, chunk.sequence.images
+    if images is None or images.rotary is None:
         return np.tile(np.arange(chunk.start, end), (3, 1))
-    found: NDArray[np.int64] = pictures.rotary.between(chunk.start, end)
+    found: NDArray[np.int64] = images.rotary.between(chunk.start, end)
     return found
 
 
 def _vectors_of(chunk: Chunk, vision: Vision) -> list[tuple[Tensor, int, Tensor]]:
-    """Returns a tuple for each picture that has tokens in a chunk.
+    """Returns a tuple for each image that has tokens in a chunk.
 
-    A tuple has the rows of the chunk that the picture's vectors replace, the position after the picture's last token,
+    A tuple has the rows of the chunk that the image's vectors replace, the position after the image's last token,
     and these vectors.
     """
-    if chunk.sequence.pictures is None:
+    if chunk.sequence.images is None:
         return []
     end, found = chunk.start + chunk.length, []
-    for picture in chunk.sequence.pictures.within(chunk.start, end):
-        after = picture.start + picture.tokens
-        first, last = max(chunk.start, picture.start), min(end, after)
-        places = vision.spec.places_of(picture.height, picture.width) + picture.start
+    for image in chunk.sequence.images.within(chunk.start, end):
+        after = image.start + image.tokens
+        first, last = max(chunk.start, image.start), min(end, after)
+        places = vision.spec.places_of(image.height, image.width) + image.start
         begin, stop = np.searchsorted(places, (first, last))
-        if begin < stop:  # else the chunk has only a token between two rows of the picture
-            rows = vision.rows(picture)[begin:stop]
+        if begin < stop:  # else the chunk has only a token between two rows of the image
+            rows = vision.rows(image)[begin:stop]
             found.append((torch.from_numpy(places[begin:stop] - chunk.start), after, rows))
     return found

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from torch import Tensor
 
-from shared.images import MAX_PIXEL_BYTES, digest_among, picture_digest
-from shared.messages import Picture, Submit
+from shared.images import MAX_PIXEL_BYTES, digest_among, image_digest
+from shared.messages import PromptImage, Submit
 from shared.prefix_identity import without_adapter
-from worker.ops.table import Operations
+from worker.operations import Operations
+from worker.scheduler.prompt_images import PromptImages
 from worker.scheduler.queue import QueueFull, Refused
 from worker.scheduler.scheduler import Scheduler
-from worker.scheduler.sequence import Plan, PromptPictures, Sequence
+from worker.scheduler.sequence import Plan, Sequence
 from worker.spec import ModelSpec
 from worker.vision.attention import RotaryPositions, components
 from worker.vision.encoder import EmbedderWeights, EncoderWeights
@@ -28,7 +29,7 @@ from worker.vision.spec import VisionSpec
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The loaded tower of a checkpoint. weights: None if pictures are not served, for the reason `missing`."""
+    """The loaded tower of a checkpoint. weights: None if images are not served, for the reason `missing`."""
 
     spec: VisionSpec | None = None
     weights: EncoderWeights | EmbedderWeights | None = None
@@ -36,10 +37,10 @@ class Tower:
 
 
 class Vision:
-    """Encodes pictures. cache_bytes: how many bytes of vectors stay in memory; the least recently used go first.
+    """Encodes images. cache_bytes: how many bytes of vectors stay in memory; the least recently used go first.
 
-    Vectors of a picture that a sequence waits for stay until a step has read them, whatever the
-    cache holds. `digest in vision` says whether a step would find a picture encoded.
+    Vectors of an image that a sequence waits for stay until a step has read them, whatever the
+    cache holds. `digest in vision` says whether a step would find an image encoded.
     """
 
     def __init__(
@@ -57,49 +58,49 @@ class Vision:
             columns = components(spec.sections, rope_width, alternate=spec.sections_alternate)
             self.components = torch.tensor(columns)
         self.spec = spec
-        self.encoded = self.hits = 0  # numbers of pictures: encoded, and found in the cache
+        self.encoded = self.hits = 0  # numbers of images: encoded, and found in the cache
         self.seconds = 0.0  # time spent on encoding
         self.cached_bytes = 0
         self._encoder = weights.encoder(spec, operations, started)
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()  # digest → vectors, most recently used last
         self._cache_bytes = cache_bytes
-        self._begun: tuple[bytes, Generator[int, None, Tensor]] | None = None  # a picture that is encoded in part
-        self._unread: dict[bytes, Tensor] = {}  # pictures that were encoded between steps and no step has read yet
+        self._begun: tuple[bytes, Generator[int, None, Tensor]] | None = None  # an image that is encoded in part
+        self._unread: dict[bytes, Tensor] = {}  # images that were encoded between steps and no step has read yet
 
     def __contains__(self, digest: object) -> bool:
         return digest in self._unread or digest in self._cache
 
     def is_begun(self, digest: bytes) -> bool:
-        """Whether a picture is encoded in part."""
+        """Whether an image is encoded in part."""
         return self._begun is not None and self._begun[0] == digest
 
-    def rows(self, picture: Picture) -> Tensor:
-        """Returns the vectors of a picture, [tokens, text_size], from the cache or encoded now."""
-        if (unread := self._unread.pop(picture.digest, None)) is not None:
-            self._keep(picture.digest, unread)
+    def rows(self, image: PromptImage) -> Tensor:
+        """Returns the vectors of an image, [tokens, text_size], from the cache or encoded now."""
+        if (unread := self._unread.pop(image.digest, None)) is not None:
+            self._keep(image.digest, unread)
             return unread
-        if (found := self._cache.get(picture.digest)) is not None:
+        if (found := self._cache.get(image.digest)) is not None:
             self.hits += 1
-            self._cache.move_to_end(picture.digest)
+            self._cache.move_to_end(image.digest)
             return found
-        while picture.digest not in self._unread:
-            self.advance(picture, inf)
-        return self.rows(picture)
+        while image.digest not in self._unread:
+            self.advance(image, inf)
+        return self.rows(image)
 
     @torch.inference_mode()
-    def advance(self, picture: Picture, most: float) -> None:
-        """Encodes a picture further, by pieces of about `most` multiplications together, and at least by one piece.
+    def advance(self, image: PromptImage, most: float) -> None:
+        """Encodes an image further, by pieces of about `most` multiplications together, and at least by one piece.
 
-        Drops another picture that is encoded in part. Passes on exceptions of the device, and then drops this picture.
+        Drops another image that is encoded in part. Passes on exceptions of the device, and then drops this image.
         """
-        if self._begun is None or self._begun[0] != picture.digest:
-            self._begun = picture.digest, self._encoder.pieces(picture)
+        if self._begun is None or self._begun[0] != image.digest:
+            self._begun = image.digest, self._encoder.pieces(image)
         pieces, began, done = self._begun[1], time.perf_counter(), 0
         try:
             while not done or done < most:
                 done += next(pieces)
         except StopIteration as end:
-            self._begun, self._unread[picture.digest] = None, end.value
+            self._begun, self._unread[image.digest] = None, end.value
             self.encoded += 1
         except BaseException:
             self._begun = None
@@ -121,24 +122,24 @@ class Vision:
             self.cached_bytes -= self._cache.popitem(last=False)[1].nbytes
 
 
-# Encodes the pictures that running sequences wait for, some pieces between two steps.
+# Encodes the images that running sequences wait for, some pieces between two steps.
 #
-# Encoding a large picture takes seconds. If a step did it, all other streams would stop for that time. Therefore the
-# planner computes a prompt only up to its first picture that is not encoded, and the compute loop calls this module
+# Encoding a large image takes seconds. If a step did it, all other streams would stop for that time. Therefore the
+# planner computes a prompt only up to its first image that is not encoded, and the compute loop calls this module
 # after each step. The module encodes pieces that together cost about as much as the prompt tokens that still fitted
 # in the step, and at least one piece.
 
 
 @dataclass(frozen=True, slots=True)
 class BetweenSteps:
-    """Encodes pictures between steps.
+    """Encodes images between steps.
 
     token_cost: multiplications of the text model for one prompt token
     record_step: records the sequences that are to blame if the worker dies now
     publish: sends the results of the step before
     check_device: raises if the device is unusable
-    fail: ends a sequence whose picture could not be encoded
-    turns: tenant → the number of its latest picture; only of tenants that wait
+    fail: ends a sequence whose image could not be encoded
+    turns: tenant → the number of its latest image; only of tenants that wait
     """
 
     vision: Vision
@@ -151,26 +152,26 @@ class BetweenSteps:
     turns: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, plan: Plan) -> bool:
-        """Encodes some pieces of a picture that a sequence waits for. Returns False if no sequence waits.
+        """Encodes some pieces of an image that a sequence waits for. Returns False if no sequence waits.
 
-        A picture that is begun is finished first. Then the tenants take turns, each with its oldest sequence.
+        An image that is begun is finished first. Then the tenants take turns, each with its oldest sequence.
 
         plan: the plan of the step before
         """
-        seeing = [sequence for sequence in self.scheduler.state.running if sequence.pictures is not None]
+        seeing = [sequence for sequence in self.scheduler.state.running if sequence.images is not None]
         stops = [(sequence, stop) for sequence in seeing if (stop := _stop_of(sequence)) is not None]
-        self.vision.forget_unread({picture.digest for _, picture in stops})
-        waiting = [(sequence, picture) for sequence, picture in stops if picture.digest not in self.vision]
+        self.vision.forget_unread({image.digest for _, image in stops})
+        waiting = [(sequence, image) for sequence, image in stops if image.digest not in self.vision]
         if not waiting:
             return False
-        sequence, picture = self._next(waiting)
+        sequence, image = self._next(waiting)
         self.publish()
         in_flight = [other for other in self.scheduler.state.running if other.in_flight_tokens]
         self.record_step([sequence, *in_flight])
-        self._encode(sequence, picture, self._tokens_left(plan) * self.token_cost)
+        self._encode(sequence, image, self._tokens_left(plan) * self.token_cost)
         return True
 
-    def _next(self, waiting: list[tuple[Sequence, Picture]]) -> tuple[Sequence, Picture]:
+    def _next(self, waiting: list[tuple[Sequence, PromptImage]]) -> tuple[Sequence, PromptImage]:
         for one in waiting:
             if self.vision.is_begun(one[1].digest):
                 return one
@@ -181,9 +182,9 @@ class BetweenSteps:
         self.turns.update(latest)
         return chosen
 
-    def _encode(self, sequence: Sequence, picture: Picture, most: int) -> None:
+    def _encode(self, sequence: Sequence, image: PromptImage, most: int) -> None:
         try:
-            self.vision.advance(picture, most)
+            self.vision.advance(image, most)
         except Exception as error:
             self.check_device()  # raises before the sequence is reported as failed
             self.fail(sequence, error)
@@ -196,9 +197,9 @@ class BetweenSteps:
         return self.scheduler.status.prefill_budget.prompt_tokens - prompts
 
 
-def _stop_of(sequence: Sequence) -> Picture | None:
-    assert sequence.pictures is not None
-    return sequence.pictures.at(sequence.computed_tokens + sequence.in_flight_tokens)
+def _stop_of(sequence: Sequence) -> PromptImage | None:
+    assert sequence.images is not None
+    return sequence.images.at(sequence.computed_tokens + sequence.in_flight_tokens)
 
 
 def token_cost(spec: ModelSpec) -> int:
@@ -213,17 +214,17 @@ def token_cost(spec: ModelSpec) -> int:
     return total
 
 
-# Checks the pictures of a request when it arrives, so that no frontend can harm the worker. Encodes nothing.
+# Checks the images of a request when it arrives, so that no frontend can harm the worker. Encodes nothing.
 
 MAX_HELD_BYTES = 2 << 30  # limit on the pixels of all live sequences; a sequence keeps its pixels until it ends
 
 
 @dataclass(frozen=True, slots=True)
-class PictureAdmission:
-    """Gives sequences their pictures, or refuses them.
+class ImageAdmission:
+    """Gives sequences their images, or refuses them.
 
     live: returns the sequences that hold pixels
-    encoded: if pictures are encoded between steps, the digests of the pictures that are encoded already
+    encoded: if images are encoded between steps, the digests of the images that are encoded already
     """
 
     tower: Tower
@@ -231,79 +232,79 @@ class PictureAdmission:
     encoded: Container[bytes] | None = None
 
     def __call__(self, sequence: Sequence, submit: Submit) -> None:
-        """Gives a sequence the pictures of its request. Raises Refused with the reason if they cannot be encoded.
+        """Gives a sequence the images of its request. Raises Refused with the reason if they cannot be encoded.
 
-        Equal pictures of requests that may share prefixes share their pixels and what is encoded of them; without this
-        limit, the time of a request would tell whether another tenant has sent its picture. Raises QueueFull if all
+        Equal images of requests that may share prefixes share their pixels and what is encoded of them; without this
+        limit, the time of a request would tell whether another tenant has sent its image. Raises QueueFull if all
         requests together would hold too many pixels. A request that comes from a worker that was lost had been admitted
         there, and is always admitted again.
         """
-        pictures = submit.pictures or []
-        if problem := check_pictures(pictures, sequence.tokens[: sequence.prompt_len], self.tower):
+        images = submit.images or []
+        if problem := check_images(images, sequence.tokens[: sequence.prompt_len], self.tower):
             raise Refused(f"`prompt`: {problem}")
-        pictures = [_among(one, without_adapter(submit.cache_salt)) for one in pictures]
-        others = (other.pictures.pictures for other in self.live() if other.pictures is not None)
+        images = [_among(one, without_adapter(submit.cache_salt)) for one in images]
+        others = (other.images.images for other in self.live() if other.images is not None)
         held = {one.digest: one.pixels for each in others for one in each}
-        pictures = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in pictures]
+        images = [replace(one, pixels=held.setdefault(one.digest, one.pixels)) for one in images]
         if sum(map(len, held.values())) > MAX_HELD_BYTES and not submit.crashes:
             raise QueueFull(f"the images of all requests have more than {MAX_HELD_BYTES >> 30} GiB of pixels")
         assert self.tower.spec is not None
-        give(sequence, pictures, self.tower.spec, self.encoded)
+        give(sequence, images, self.tower.spec, self.encoded)
 
 
 def give(
-    sequence: Sequence, pictures: list[Picture], spec: VisionSpec, encoded: Container[bytes] | None = None
+    sequence: Sequence, images: list[PromptImage], spec: VisionSpec, encoded: Container[bytes] | None = None
 ) -> None:
-    """Gives a sequence pictures that were checked. encoded: see PictureAdmission"""
+    """Gives a sequence images that were checked. encoded: see ImageAdmission"""
     rotary = None
     if spec.sections is not None:
-        squares = [spec.squares_of(picture.height, picture.width) for picture in pictures]
-        rotary = RotaryPositions([picture.start for picture in pictures], squares)
-    sequence.pictures = PromptPictures(pictures, whole=spec.bidirectional, rotary=rotary, encoded=encoded)
-    sequence.prefix.mark = sequence.pictures.places.mark
+        squares = [spec.squares_of(image.height, image.width) for image in images]
+        rotary = RotaryPositions([image.start for image in images], squares)
+    sequence.images = PromptImages(images, whole=spec.bidirectional, rotary=rotary, encoded=encoded)
+    sequence.prefix.mark = sequence.images.places.mark
 
 
-def _among(picture: Picture, sharers: str) -> Picture:
-    """Returns the picture as the caches know it for those who share it."""
-    return replace(picture, digest=digest_among(picture.digest, sharers)) if sharers else picture
+def _among(image: PromptImage, sharers: str) -> PromptImage:
+    """Returns the image as the caches know it for those who share it."""
+    return replace(image, digest=digest_among(image.digest, sharers)) if sharers else image
 
 
-def check_pictures(pictures: list[Picture], prompt: list[int], tower: Tower) -> str:
-    """Returns the first problem of the pictures of a prompt, or ""."""
+def check_images(images: list[PromptImage], prompt: list[int], tower: Tower) -> str:
+    """Returns the first problem of the images of a prompt, or ""."""
     spec = tower.spec
     if spec is None:
         return tower.missing
-    if sum(len(picture.pixels) for picture in pictures) > MAX_PIXEL_BYTES:
+    if sum(len(image.pixels) for image in images) > MAX_PIXEL_BYTES:
         return f"the images of the request have more than {MAX_PIXEL_BYTES >> 20} MiB of pixels"
-    for index, picture in enumerate(pictures):
-        if problem := _problem(picture, prompt, spec):
+    for index, image in enumerate(images):
+        if problem := _problem(image, prompt, spec):
             return f"image {index}: {problem}"
-    if any(before.start + before.tokens > after.start for before, after in pairwise(pictures)):
+    if any(before.start + before.tokens > after.start for before, after in pairwise(images)):
         return "the images are not in the order of their tokens"
     return ""
 
 
-def _problem(picture: Picture, prompt: list[int], spec: VisionSpec) -> str:
-    if problem := spec.size_problem(picture.height, picture.width):
-        return f"it has {picture.height} x {picture.width} pixels; {problem}"
-    if len(picture.pixels) != 3 * picture.height * picture.width:
-        return f"it has {len(picture.pixels)} bytes of pixels, not {3 * picture.height * picture.width}"
-    if picture.tokens != (tokens := spec.tokens_of(picture.height, picture.width)):
-        return f"it has {picture.tokens} tokens; this model makes {tokens} of it"
-    end = picture.start + picture.tokens
-    if picture.start < 0 or end > len(prompt):
+def _problem(image: PromptImage, prompt: list[int], spec: VisionSpec) -> str:
+    if problem := spec.size_problem(image.height, image.width):
+        return f"it has {image.height} x {image.width} pixels; {problem}"
+    if len(image.pixels) != 3 * image.height * image.width:
+        return f"it has {len(image.pixels)} bytes of pixels, not {3 * image.height * image.width}"
+    if image.tokens != (tokens := spec.tokens_of(image.height, image.width)):
+        return f"it has {image.tokens} tokens; this model makes {tokens} of it"
+    end = image.start + image.tokens
+    if image.start < 0 or end > len(prompt):
         return "its tokens are not in the prompt"
-    places = spec.places_of(picture.height, picture.width) + picture.start
+    places = spec.places_of(image.height, image.width) + image.start
     if any(prompt[place] != spec.placeholder for place in places):
         return f"its tokens are not all the placeholder {spec.placeholder}"
-    if len(places) + prompt[picture.start : end].count(spec.placeholder) != 2 * len(places):
+    if len(places) + prompt[image.start : end].count(spec.placeholder) != 2 * len(places):
         return f"the token between two of its rows is the placeholder {spec.placeholder}"
-    if picture.digest != picture_digest(picture.height, picture.width, picture.pixels):
+    if image.digest != image_digest(image.height, image.width, image.pixels):
         return "its digest is not that of its pixels"
     return ""
 
 
-# Metrics of pictures: how many were encoded, how many seconds that took, and how many were found in the cache.
+# Metrics of images: how many were encoded, how many seconds that took, and how many were found in the cache.
 
 
 class VisionCollector:
@@ -314,13 +315,13 @@ class VisionCollector:
 
     def collect(self) -> Iterator[Metric]:
         prefix, vision = self._prefix, self._vision
-        yield CounterMetricFamily(prefix + "pictures_encoded", "Pictures and tiles encoded.", value=vision.encoded)
+        yield CounterMetricFamily(prefix + "pictures_encoded", "Images and tiles encoded.", value=vision.encoded)
         yield CounterMetricFamily(
-            prefix + "picture_encode_seconds", "Time spent encoding pictures.", value=vision.seconds
+            prefix + "picture_encode_seconds", "Time spent encoding images.", value=vision.seconds
         )
         yield CounterMetricFamily(
-            prefix + "encoder_cache_hits", "Pictures and tiles that a step found encoded.", value=vision.hits
+            prefix + "encoder_cache_hits", "Images and tiles that a step found encoded.", value=vision.hits
         )
         yield GaugeMetricFamily(
-            prefix + "encoder_cache_bytes", "Size of the encoded pictures in memory.", value=vision.cached_bytes
+            prefix + "encoder_cache_bytes", "Size of the encoded images in memory.", value=vision.cached_bytes
         )

@@ -160,7 +160,7 @@ class _Loader:
         return [[f"{stack}{index}.{name}" for name in ("norm", *own)] for index in range(len(self._spec.deepstack))]
 
     def _positions(self, read: Read) -> Tensor:
-        """Returns the position embeddings [grid * grid, H]: one for each patch, or a grid to stretch over pictures.
+        """Returns the position embeddings [grid * grid, H]: one for each patch, or a grid to stretch over images.
 
         In some grids, for example with 19 patches a side, rounding gives a few patches the position of the patch before
         them. The models were trained with this error, so it is kept.
@@ -235,7 +235,7 @@ LOADERS: Mapping[Layout, tuple[str, type[Gemma4Weights] | type[UnifiedWeights]]]
 }  # fmt: skip
 
 
-# Loads the tower of a checkpoint, or logs why pictures are not supported. Text works in any case.
+# Loads the tower of a checkpoint, or logs why images are not supported. Text works in any case.
 
 log = logging.getLogger("sluice.load")
 
@@ -255,16 +255,16 @@ def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.dev
         if reason := (config.get("vision_config") or {}).get("not_served"):  # set for a tower beside a GGUF file
             return _without(str(reason))
         served = ", ".join(sorted(FAMILIES))
-        return _without(f"the pictures of {config.get('model_type')!r} are not served; those of {served} are")
+        return _without(f"the images of {config.get('model_type')!r} are not served; those of {served} are")
     weights = load_tower(folder, spec, dtype, device)
     if weights is None:
         return _without("the checkpoint has no weights of a vision tower")
-    log.info("pictures are served: %s", config.get("model_type"))
+    log.info("images are served: %s", config.get("model_type"))
     return Tower(spec, weights, "")
 
 
 def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
-    """Returns how many bytes tower_of will load; 0 if pictures are not served. Raises the same error as tower_of."""
+    """Returns how many bytes tower_of will load; 0 if images are not served. Raises the same error as tower_of."""
     try:
         spec = vision_spec(folder, read_config(folder), text_size)
     except UnsupportedModel:  # tower_of says why
@@ -273,7 +273,7 @@ def bytes_of_tower(folder: Path, text_size: int, dtype: torch.dtype) -> int:
 
 
 def layers_with_vectors(folder: Path, text_size: int) -> int:
-    """Returns how many of the text model's first layers get vectors of pictures added to them (deepstack)."""
+    """Returns how many of the text model's first layers get vectors of images added to them (deepstack)."""
     try:
         spec = vision_spec(folder, read_config(folder), text_size)
     except UnsupportedModel:  # tower_of says why

@@ -12,7 +12,7 @@ from bench.gpu.checks.random_inputs import RandomTensors
 from bench.gpu.environment import Environment, Row
 from worker.model_runner.check_bits import same_bits
 from worker.ops.linear import linear
-from worker.ops.linear.cublas import SCARCE, library_linear
+from worker.ops.linear.cublas import SCARCE, cublas_linear
 from worker.ops.linear.packed import PackedLinear
 
 # Weights whose K we do not split: Llama-3.2-3B's gate and up, Llama-3.2-3B's head, Qwen3-4B's gate and up.
@@ -31,7 +31,7 @@ def compared(env: Environment, n: int, k: int, rows: int) -> Row:
     random = RandomTensors(env)
     weight, x = random(n, k), random(rows, k)
     try:
-        found, alone = (library_linear(part, weight, None, fp32_out=True) for part in (x, x[:1]))
+        found, alone = (cublas_linear(part, weight, None, fp32_out=True) for part in (x, x[:1]))
         ours = linear(x, PackedLinear(weight, None, True), fp32_out=True)
     except RuntimeError as error:
         return dict.fromkeys(COLUMNS, f"fails: {str(error).splitlines()[0][:60]}")

@@ -16,11 +16,12 @@ from bench.gpu.checks.random_inputs import RandomTensors
 from bench.gpu.environment import Environment, Row, spec_of
 from bench.gpu.measure.isolated_kernels import MIN_TOTAL_BYTES, products
 from bench.gpu.tables import FAIL, PASS
-from worker.ops.linear import gated_linear, linear, tiles
-from worker.ops.linear.cublas import FEWEST_ROWS, library_linear
+from worker.ops.linear import gated_linear, linear
+from worker.ops.linear import triton_tiles as tiles
+from worker.ops.linear.cublas import FEWEST_ROWS, cublas_linear
 from worker.ops.linear.packed import pack
-from worker.ops.linear.tiles import MEASURED, Product, Tile, candidates, measured_entry, product_name
 from worker.ops.linear.triton import gated_linear_triton, linear_triton
+from worker.ops.linear.triton_tiles import MEASURED, Product, Tile, candidates, measured_entry, product_name
 from worker.ops.norm.reference import sum_split_k
 from worker.spec import Activation
 
@@ -105,7 +106,7 @@ class SweptWeight:
 
     def _library(self, x: Tensor) -> None:
         for weight in self._copies:
-            library_linear(x, weight, None, fp32_out=self.wide, split_k=True)
+            cublas_linear(x, weight, None, fp32_out=self.wide, split_k=True)
 
     def _multiply(self, x: Tensor, weight: Tensor, tile: Tile) -> Tensor:
         return sum_split_k(self._launch(x, weight, tile), 2, torch.float32 if self.wide else x.dtype)

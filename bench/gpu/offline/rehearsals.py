@@ -27,8 +27,8 @@ from bench.gpu.shapes import CONFIGS, FULL, Sizes
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig
 from worker.engine.build import Engine, load_engine
+from worker.operations import TORCH
 from worker.ops.launch_options import GPU_OPTIONS
-from worker.ops.table import TORCH
 from worker.spec import ModelSpec
 
 # name of a serving configuration → its settings

@@ -24,13 +24,13 @@ from worker.engine.requests import RequestTable
 from worker.engine.stats import Stats
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model_runner.check_bits import with_checked_library
+from worker.model_runner.check_bits import with_checked_cublas
 from worker.model_runner.runner import Runner
 from worker.models.decoder import Decoder, Weights
+from worker.operations import FAST, Operations, with_options
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions, options_named
 from worker.ops.linear.cublas import FEWEST_ROWS
 from worker.ops.quantized_weight import Scheme
-from worker.ops.table import FAST, Operations, with_options
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.scheduler.sequence import Sequence
@@ -77,7 +77,7 @@ class Harness:
         decoder = Decoder(spec, weights, max_length, operations)
         if setup.options.library_products:
             steps = {env.sizes.prompt, setup.step_tokens}
-            decoder = with_checked_library(decoder, (rows for rows in steps if rows >= FEWEST_ROWS))
+            decoder = with_checked_cublas(decoder, (rows for rows in steps if rows >= FEWEST_ROWS))
         self.spec, self._env, self._max_length = spec, env, max_length
         self.cache = KVCache(spec, (pages,), PAGE_SIZE, kv_format(setup.kv, env.dtype), env.device)
         self.scheduler = Scheduler(_config(setup, slots, max_length), [PagePool(pages, PAGE_SIZE)])

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from worker.operations import FAST, Operations
 from worker.ops.activation import act_and_mul
 from worker.ops.linear import linear
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.norm import add_rms_norm, rms_norm
 from worker.ops.norm.reference import sum_split_k
 from worker.ops.rope import qkv_rope_write_unfused
-from worker.ops.table import FAST, Operations
 from worker.spec import Activation
 
 GATED_LINEAR = "gate inside its product"

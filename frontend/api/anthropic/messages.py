@@ -60,7 +60,7 @@ async def parse(request: MessageRequest, context: ModelContext) -> GenerationReq
         ),
     )  # fmt: skip
     prompt = await message_prompt(request, reading.functions, context)
-    prepared = await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
+    prepared = await prepare(reading, [prompt.ids], context, prompt.begins, prompt.images)
     return prepared.admitted(keep_s=keep_s) if keep_s else prepared
 
 

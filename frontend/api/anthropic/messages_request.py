@@ -32,7 +32,7 @@ from frontend.schema.request_fields import (
     doc,
 )
 from frontend.structured_output.fields import OutputConfig, OutputFormat
-from frontend.text.chat_template import PICTURES, Source, base64_source, found_in, joined, within
+from frontend.text.chat_template import IMAGE_SOURCES, Source, base64_source, found_in, joined, within
 
 # the content blocks
 
@@ -95,7 +95,7 @@ class ImageBlock(_Block, tag="image"):
 
     @property
     def text(self) -> str:
-        """The text that stands for the picture in the message."""
+        """The text that stands for the image in the message."""
         return self.source.mark
 
 
@@ -197,7 +197,7 @@ class UserMessage(RequestModel, tag_field="role", tag="user"):
                 messages += [within(_result(block), f"content[{at}]") for at, block in enumerate(results, place)]
             else:
                 said = [block for block in run if not isinstance(block, ToolResultBlock)]
-                messages.append(chat_message("user", join_text(_flat(said))) | _pictures(said, place))
+                messages.append(chat_message("user", join_text(_flat(said))) | _image_sources(said, place))
             place += len(run)
         return messages
 
@@ -206,7 +206,7 @@ def _result(block: ToolResultBlock) -> ChatMessage:
     content = block.content if isinstance(block.content, str) else _flat(block.content or ())
     text = join_text(content)
     result = chat_message("tool", f"Error: {text}" if block.is_error else text)
-    return result | {"tool_call_id": block.tool_use_id} | _pictures(block.content or ())
+    return result | {"tool_call_id": block.tool_use_id} | _image_sources(block.content or ())
 
 
 def _flat(blocks: Iterable[TextBlock | ImageBlock | DocumentBlock]) -> list[TextBlock | ImageBlock]:
@@ -214,16 +214,16 @@ def _flat(blocks: Iterable[TextBlock | ImageBlock | DocumentBlock]) -> list[Text
     return [part for one in blocks for part in (one.parts if isinstance(one, DocumentBlock) else (one,))]
 
 
-def _pictures(blocks: str | Sequence[TextBlock | ImageBlock | DocumentBlock], first: int = 0) -> ChatMessage:
-    """Does the same as `found_in` for blocks of `content`, also for the pictures of documents."""
+def _image_sources(blocks: str | Sequence[TextBlock | ImageBlock | DocumentBlock], first: int = 0) -> ChatMessage:
+    """Does the same as `found_in` for blocks of `content`, also for the images of documents."""
     found: dict[str, Source] = {}
     for place, block in enumerate(() if isinstance(blocks, str) else blocks, first):
         if isinstance(block, DocumentBlock):
             shown = within(found_in(block.given.parts, "source.content"), f"content[{place}]")
         else:
             shown = found_in([block], "content", place)
-        found = shown.get(PICTURES, {}) | found
-    return {PICTURES: found} if found else {}
+        found = shown.get(IMAGE_SOURCES, {}) | found
+    return {IMAGE_SOURCES: found} if found else {}
 
 
 class AssistantMessage(RequestModel, tag_field="role", tag="assistant"):

@@ -40,7 +40,7 @@ def props(context: ModelContext, slots: int) -> types.LlamaCppProps:
         total_slots=slots,
         model_alias=context.model,
         model_path=context.model,
-        modalities={"vision": context.tokenizer.pictures is not None, "audio": False},
+        modalities={"vision": context.tokenizer.image_format is not None, "audio": False},
         chat_template=context.tokenizer.templates.get("default", ""),
         bos_token=named.get("bos_token") or "",
         eos_token=named.get("eos_token") or "",

@@ -46,7 +46,7 @@ async def parse(request: OllamaChatRequest, context: ModelContext) -> Generation
         return envelope.loaded(request, lambda fields: _answer(AnswerPart(), [], fields))
     tools = tool_choice(request.tools, openai_choice(None), True, context)
     prompt = await messages_prompt(request.messages, tools.functions, request.template_arguments(context), context)
-    return await prepare(request.reading("messages", tools), [prompt.ids], context, prompt.begins, prompt.pictures)
+    return await prepare(request.reading("messages", tools), [prompt.ids], context, prompt.begins, prompt.images)
 
 
 def stream_writer(context: ResponseContext) -> LineWriter:

@@ -60,18 +60,18 @@ async def parse(request: OllamaTextRequest, context: ModelContext) -> Generation
     check_ids("context", before, context.vocab_size)
     made = await _prompt(request, context)
     prompt = before + made.ids
-    pictures = tuple(replace(picture, start=len(before) + picture.start) for picture in made.pictures)
+    images = tuple(replace(image, start=len(before) + image.start) for image in made.images)
     as_text = request.raw or bool(request.suffix)
     reading = request.reading("prompt", None if as_text else ToolChoice(), None if request.raw else prompt)
-    return await prepare(reading, [prompt], context, made.begins, pictures)
+    return await prepare(reading, [prompt], context, made.begins, images)
 
 
 async def _prompt(request: OllamaTextRequest, context: ModelContext) -> Prompt:
     """Returns the prompt: a chat of one turn or, with `raw` or `suffix` or without a template, the text itself."""
     if context.template and not (request.raw or request.suffix):
         system = [chat_message("system", request.system)] if request.system else []
-        said, pictures = with_images(request.images, request.prompt)
-        messages = [*system, chat_message("user", said) | pictures]
+        said, sources = with_images(request.images, request.prompt)
+        messages = [*system, chat_message("user", said) | sources]
         return await render_prompt(messages, context, request.template_arguments(context), param="prompt")
     if request.images:
         raise BadRequest(

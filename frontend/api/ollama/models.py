@@ -179,7 +179,7 @@ def capabilities(context: ModelContext) -> list[Capability]:
         "insert": generates and layout_of(context.tokenizer) is not None,
         "embedding": context.task.name == "embed",
         "tools": generates and (style.shows_tools or style.tools_as_text),
-        "vision": generates and context.tokenizer.pictures is not None,
+        "vision": generates and context.tokenizer.image_format is not None,
         "thinking": generates and (style.has_reasoning or bool(style.thinking_switch)),
     }
     return [name for name, is_there in has.items() if is_there]

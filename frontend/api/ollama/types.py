@@ -175,7 +175,7 @@ class AnswerFields(RequestModel):
 MAX_CALLS = 1024
 MAX_IMAGES = 1024
 Images = Annotated[
-    Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None, doc("Pictures in base64, which stand before the text")
+    Annotated[list[str], Meta(max_length=MAX_IMAGES)] | None, doc("Images in base64, which stand before the text")
 ]
 
 
@@ -222,13 +222,13 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
         ]
         open_calls += [(each["id"], each["function"]["name"]) for each in calls]
         also = _answered(one, open_calls) if one.role == "tool" else {}
-        text, pictures = with_images(one.images, one.content)
-        shown.append(chat_message(one.role, text, one.thinking, calls) | also | within(pictures, f"messages[{place}]"))
+        text, sources = with_images(one.images, one.content)
+        shown.append(chat_message(one.role, text, one.thinking, calls) | also | within(sources, f"messages[{place}]"))
     return shown
 
 
 def with_images(images: Sequence[str] | None, text: str) -> tuple[str, ChatMessage]:
-    """Returns the text with a mark for each picture at its beginning, and the message fields that hold the pictures."""
+    """Returns the text with a mark for each image at its beginning, and the message fields that hold the images."""
     parts = [Image(Source(image) if image.startswith("data:") else base64_source(image)) for image in images or ()]
     return "".join(part.source.mark for part in parts) + text, found_in(parts, "images")
 

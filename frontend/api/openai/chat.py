@@ -69,7 +69,7 @@ async def parse(request: ChatRequest, context: ModelContext) -> GenerationReques
     )  # fmt: skip
     prompt = await chat_prompt(request, reading.functions, before_truncation(request.truncate_prompt_tokens, context))
     reading = await with_prediction(reading, request.prediction, context)
-    return await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
+    return await prepare(reading, [prompt.ids], context, prompt.begins, prompt.images)
 
 
 def _check_together(request: ChatRequest) -> None:

@@ -50,7 +50,7 @@ from frontend.schema.request_fields import (
 from frontend.structured_output.fields import ResponseFormatField, Verbosity
 from frontend.text.chat_template import Source, found_in, within
 
-# The parts of a message of OpenAI's chat: texts, pictures, and an assistant's reasoning and refusals.
+# The parts of a message of OpenAI's chat: texts, images, and an assistant's reasoning and refusals.
 #
 # Clients of other servers send parts without `type`, and texts as plain strings. These forms are accepted, too.
 
@@ -82,14 +82,14 @@ class ImageURL(RequestModel):
     FROM_TEXT: ClassVar = "url"
 
     url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
-    detail: Annotated[
-        Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
-    ] = None
+    detail: Annotated[Literal["auto", "low", "high", "original"] | None, doc("low: an image is not cut into tiles")] = (
+        None
+    )
 
 
 class ImagePart(_Part, tag="image_url"):
     KNOWN_BY: ClassVar = "image_url"
-    # `uuid`: vLLM's cache key for the picture
+    # `uuid`: vLLM's cache key for the image
     IGNORED: ClassVar[Names] = ("prompt_cache_breakpoint", "cache_control", "uuid")
 
     image_url: ImageURL
@@ -100,12 +100,12 @@ class ImagePart(_Part, tag="image_url"):
 
     @property
     def text(self) -> str:
-        """The text that stands for the picture in the message."""
+        """The text that stands for the image in the message."""
         return self.source.mark
 
 
 class InputImagePart(ImagePart, tag="input_image"):
-    """A picture in the form of the Responses API, with `detail` beside the URL."""
+    """An image in the form of the Responses API, with `detail` beside the URL."""
 
     KNOWN_BY: ClassVar = ""
 

@@ -329,7 +329,7 @@ async def parse(request: ResponseRequest, context: ModelContext) -> GenerationRe
     prompt = await response_prompt(
         request, reading.functions, before_truncation(request.truncate_prompt_tokens, context)
     )
-    made = await prepare(reading, [prompt.ids], context, prompt.begins, prompt.pictures)
+    made = await prepare(reading, [prompt.ids], context, prompt.begins, prompt.images)
     return replace(made, format_data=_echoed(request, choice.functions, made.sampling))
 
 

@@ -2,7 +2,7 @@
 
 A session that began with another model has such items in its history. A call that the client has answered is shown as
 the call of a function with the tool's name, and its result as the result of that call. What OpenAI's servers did
-themselves (searches, pictures, listed tools) and what only they can read (compaction) is not shown.
+themselves (searches, images, listed tools) and what only they can read (compaction) is not shown.
 """
 
 import json
@@ -19,7 +19,7 @@ from frontend.schema.base import FieldError, Names, RequestModel
 from frontend.schema.request_fields import Text, doc
 from frontend.text.chat_template import Source, found_in
 
-# The parts of a message or of a tool's result in OpenAI's Responses API: texts, pictures and refusals.
+# The parts of a message or of a tool's result in OpenAI's Responses API: texts, images and refusals.
 
 
 class _ContentPart(RequestModel):
@@ -43,9 +43,9 @@ class ImagePart(_ContentPart, tag="input_image"):
     REFUSED: ClassVar[Names] = ("file_id",)
 
     image_url: Annotated[str, doc("A data: URL in base64; http(s): and file: if the server allows them")]
-    detail: Annotated[
-        Literal["auto", "low", "high", "original"] | None, doc("low: a picture is not cut into tiles")
-    ] = None
+    detail: Annotated[Literal["auto", "low", "high", "original"] | None, doc("low: an image is not cut into tiles")] = (
+        None
+    )
 
     @property
     def source(self) -> Source:
@@ -53,7 +53,7 @@ class ImagePart(_ContentPart, tag="input_image"):
 
     @property
     def text(self) -> str:
-        """The text that stands for the picture in the message."""
+        """The text that stands for the image in the message."""
         return self.source.mark
 
 

@@ -208,9 +208,9 @@ async def _prompts(
             "this model's chat template does not show a message as it is, so it cannot be asked", param="model",
             code="no_chat_template",
         )  # fmt: skip
-    if rendered.pictures:
+    if rendered.image_sources:
         raise Unprocessable(
-            f"`{param}`: questions are about texts, not about pictures", param=param, code="unsupported_content"
+            f"`{param}`: questions are about texts, not about images", param=param, code="unsupported_content"
         )
     tail += _opening(rendered.begins, context)
     check_characters(param, head, context)

@@ -22,7 +22,7 @@ from bench.gpu.setup.roofline import head_parameters, kv_bytes, linear_parameter
 from bench.gpu.shapes import CONFIGS, DEFAULT_MODELS, SMALL
 from bench.gpu.tables import Table
 from deploy.cli import main
-from worker.ops.linear.tiles import CANDIDATES, Tile, measured_entry, measured_tile
+from worker.ops.linear.triton_tiles import CANDIDATES, Tile, measured_entry, measured_tile
 
 
 def bench(*words: str) -> int:

@@ -84,15 +84,15 @@ def test_chat_sends_the_whole_conversation_each_time(
     }
 
 
-def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
+def test_images_go_with_the_next_question_and_stay_in_the_conversation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "a b.gif").write_bytes(b"GIF89a and more")
     feed_stdin(monkeypatch, f"/image {tmp_path}/a b.gif\nwhat?\nand?\n/image {tmp_path}/a b.gif\n/reset\nwho?\n")
     with scripted_server(says("red"), says("so"), says("I")) as server:
         assert sluice(capsys, "chat", "--url", server.url)[:2] == (0, "red\nso\nI\n")
-    picture = {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlhIGFuZCBtb3Jl"}}
-    shown = {"role": "user", "content": [picture, {"type": "text", "text": "what?"}]}
+    image = {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lGODlhIGFuZCBtb3Jl"}}
+    shown = {"role": "user", "content": [image, {"type": "text", "text": "what?"}]}
     assert [body["messages"] for _, body in server.asked] == [
         [shown],
         [shown, {"role": "assistant", "content": "red"}, {"role": "user", "content": "and?"}],
@@ -103,7 +103,7 @@ def test_pictures_go_with_the_next_question_and_stay_in_the_conversation(
 @pytest.mark.parametrize(
     ("content", "problem"), [(None, "cannot be read: No such file"), (b"RIFF1234WAVE", "is no PNG")]
 )
-def test_file_that_is_no_picture_is_refused_in_words(
+def test_file_that_is_no_image_is_refused_in_words(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -10,8 +10,8 @@ from deploy.launcher.child_command import with_local_model
 from frontend.text.tokenizer import Tokenizer
 from shared.config.settings import Settings, with_values
 from tests.gguf_towers import write_pair
+from tests.images import seeing_checkpoint
 from tests.patience import PATIENCE_S
-from tests.pictures import seeing_checkpoint
 
 KINDS = ("idefics3", "gemma3")
 
@@ -32,7 +32,7 @@ def test_each_model_of_a_folder_has_its_own_tower(folder: Path, monkeypatch: pyt
     for kind in KINDS:
         model = with_local_model(with_values(Settings(), {"model": str(folder / f"{kind}.gguf")})).model.model
         assert with_local_model(with_values(Settings(), {"model": model, "mmproj": "x.gguf"})).model.model == model
-        found = Tokenizer.load(Path(model)).pictures
+        found = Tokenizer.load(Path(model)).image_format
         assert found is not None
         seen[kind] = found.kind
     assert seen == {"idefics3": "tiles", "gemma3": "square"}

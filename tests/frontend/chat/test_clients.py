@@ -1,4 +1,4 @@
-"""Pictures in the fields that well-known clients send, as recorded from each client."""
+"""Images in the fields that well-known clients send, as recorded from each client."""
 
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,7 @@ from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from tests.frontend.api.harness import parse
 from tests.frontend.chat.test_prompt import context_of, data, openai_part, text, url
-from tests.pictures import drawn, seeing_checkpoint
+from tests.images import drawn, seeing_checkpoint
 
 IMAGE = drawn(40, 30)
 PART, ORIGINAL = openai_part(IMAGE), openai_part(IMAGE, detail="original")
@@ -32,7 +32,7 @@ def result(**more: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "c1", "content": [text("here"), BLOCK], **more}
 
 
-CLIENTS: dict[str, tuple[ModuleType, int, dict[str, Any]]] = {  # client → (API format, number of pictures, body)
+CLIENTS: dict[str, tuple[ModuleType, int, dict[str, Any]]] = {  # client → (API format, number of images, body)
     "openai": (chat, 2, {"messages": [user(PART, ORIGINAL, text("What?"))], "max_tokens": 5}),
     "langchain-openai": (chat, 2, {"messages": [user(text("a"), PART, PART)], "max_completion_tokens": 5}),
     "langchain-openai, the result of a tool": (chat, 1, {
@@ -84,9 +84,9 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> ModelContext:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_client_has_its_pictures_seen(context: ModelContext, client: str) -> None:
-    kind, pictures, body = CLIENTS[client]
+async def test_client_has_its_images_seen(context: ModelContext, client: str) -> None:
+    kind, images, body = CLIENTS[client]
     request = await parse(kind, {"model": context.model, **body}, context)
     assert isinstance(request, GenerationRequest)
-    assert len(request.features.pictures) == pictures
-    assert len({picture.digest for picture in request.features.pictures}) == 1
+    assert len(request.features.images) == images
+    assert len({image.digest for image in request.features.images}) == 1

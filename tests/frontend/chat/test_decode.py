@@ -1,4 +1,4 @@
-"""Decoded pictures equal those of transformers' image processors before normalization; bad files are refused."""
+"""Decoded images equal those of transformers' image processors before normalization; bad files are refused."""
 
 import io
 import random
@@ -27,7 +27,7 @@ Tile = tuple[int, int, bytes]
 
 
 def drawn(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """Draws a picture with edges and noise, so that a wrong size, filter or position shows."""
+    """Draws an image with edges and noise, so that a wrong size, filter or position shows."""
     draw = np.random.default_rng(seed)
     noise = draw.integers(0, 256, (height, width, 3), np.uint8)
     noise[: height // 2, : width // 3] = (250, 10, 60)
@@ -80,7 +80,7 @@ def test_square_is_that_of_the_processor(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("size", [*SIZES, (2, 400), (1200, 6)])
-def test_fitted_picture_is_that_of_the_processor(size: tuple[int, int]) -> None:
+def test_fitted_image_is_that_of_the_processor(size: tuple[int, int]) -> None:
     image = drawn(*size)
     processor = Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70, **BARE)
     found = processor(image)
@@ -93,7 +93,7 @@ def test_fitted_picture_is_that_of_the_processor(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("area", [(1, 1 << 20), (4096, 1 << 14), (64, 2048), (1 << 14, 1 << 14)])
 @pytest.mark.parametrize("size", SIZES)
-def test_picture_of_any_size_is_that_of_the_processor(size: tuple[int, int], area: tuple[int, int]) -> None:
+def test_image_of_any_size_is_that_of_the_processor(size: tuple[int, int], area: tuple[int, int]) -> None:
     image, (least, most) = drawn(*size), area
     processor = Qwen2VLImageProcessorPil(
         size={"shortest_edge": least, "longest_edge": most}, patch_size=4, merge_size=2, temporal_patch_size=1, **BARE
@@ -106,8 +106,8 @@ def test_picture_of_any_size_is_that_of_the_processor(size: tuple[int, int], are
     assert np.abs(patches.reshape(rows * columns, -1).astype(float) - found["pixel_values"]).max() <= 1
 
 
-# What Lfm2VlImageProcessor makes of pictures with small settings, by width and height: rows and columns of tiles, and
-# height and width of the whole picture.
+# What Lfm2VlImageProcessor makes of images with small settings, by width and height: rows and columns of tiles, and
+# height and width of the whole image.
 LFM2_GRIDS = {(90, 40): (1, 2, (16, 48)), (30, 200): (4, 1, (80, 8)), (64, 64): (2, 2, (32, 32)),
               (40, 40): (1, 1, (32, 32)), (5, 5): (1, 1, (16, 16)), (20, 300): (4, 1, (120, 8))}  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_tiles_and_sizes_are_those_of_the_processor_of_lfm2(size: tuple[int, int
         assert [tile[:2] for tile in tiles] == [(16, 16)] * (rows * columns) + [shape] * whole
 
 
-# (width, height) of a picture → (rows, columns) of tiles by Lfm2VlImageProcessor's default settings; None: not cut
+# (width, height) of an image → (rows, columns) of tiles by Lfm2VlImageProcessor's default settings; None: not cut
 PUBLISHED = {
     (640, 480): None, (200, 2000): None, (10, 1900): None, (3000, 30): None, (724, 724): (2, 2), (1500, 750): (2, 4),
     (3000, 1400): (2, 4), (1440, 1152): (3, 3), (1170, 2532): (4, 2),
@@ -133,13 +133,13 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
-def test_large_pictures_are_cut_as_the_processor_of_lfm2_cuts_them(size: tuple[int, int]) -> None:
+def test_large_images_are_cut_as_the_processor_of_lfm2_cuts_them(size: tuple[int, int]) -> None:
     cut = is_cut(*size, 32, 2 * 256 * 32 * 32)
     assert (best_grid(*size, 512, 2, 10)[::-1] if cut else None) == PUBLISHED[size]
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 201), (3, 1), (1, 1), (200, 1)])
-def test_picture_of_any_size_has_a_row_and_a_column(size: tuple[int, int]) -> None:
+def test_image_of_any_size_has_a_row_and_a_column(size: tuple[int, int]) -> None:
     found = decode(encoded(drawn(*size)), MOST, "any", 8, 0, False, 3, (1, 4096))
     if 201 in size:
         assert "one side may be 200 times as long" in found[0]
@@ -170,7 +170,7 @@ HONEST: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_every_kind_of_picture_has_the_pixels_that_transformers_reads(name: str) -> None:
+def test_every_kind_of_image_has_the_pixels_that_transformers_reads(name: str) -> None:
     read = load_image(Image.open(io.BytesIO(HONEST[name])))
     _, _, (tile,) = decode(HONEST[name], MOST, "square", SIDE, 0, False, Image.Resampling.BILINEAR)
     assert np.array_equal(pixels(tile), np.asarray(read.resize((SIDE, SIDE), Image.Resampling.BILINEAR)))
@@ -205,7 +205,7 @@ def test_hostile_file_is_refused_in_words(name: str) -> None:
     assert words in problem
 
 
-def test_random_damage_is_a_picture_or_a_refusal() -> None:
+def test_random_damage_is_an_image_or_a_refusal() -> None:
     draw, whole = random.Random(5), [*HONEST.values()]
     for _ in range(200):
         data = bytearray(draw.choice(whole))
@@ -244,7 +244,7 @@ def test_jpeg_with_the_scans_of_an_ordinary_encoder_is_decoded() -> None:
         assert len(decode_square(data)) == 3
 
 
-def test_scans_of_embedded_pictures_and_of_bytes_behind_the_end_do_not_count() -> None:
+def test_scans_of_embedded_images_and_of_bytes_behind_the_end_do_not_count() -> None:
     data = progressive(64, 0)
     thumbnail = b"\xff\xe2" + (2 + 4 * 5000).to_bytes(2, "big") + b"\xff\xda\x00\x01" * 5000
     assert len(decode_square(data[:2] + thumbnail + data[2:] + b"\xff\xda\x00\x01" * 5000)) == 3

@@ -1,4 +1,4 @@
-"""Pictures from the web come only from allowed hosts, with limits on size and time."""
+"""Images from the web come only from allowed hosts, with limits on size and time."""
 
 import http.server
 import threading
@@ -85,10 +85,10 @@ def port() -> Iterator[int]:
         thread.join()
 
 
-def test_picture_is_fetched_from_an_address_that_is_listed(port: int) -> None:
-    assert fetched("picture 1", f"http://{HERE}:{port}/7?a=b#c", [f"{HERE}:{port}"], MOST) == b"x" * 7
-    assert len(fetched("picture 1", f"HTTP://{HERE}:{port}/{MOST}", ["example.org", f"{HERE}:{port}"], MOST)) == MOST
-    assert fetched("picture 1", f"http://{HERE}:{port}/chunks", [f"{HERE}:{port}"], MOST) == b"abcdefg"
+def test_image_is_fetched_from_an_address_that_is_listed(port: int) -> None:
+    assert fetched("image 1", f"http://{HERE}:{port}/7?a=b#c", [f"{HERE}:{port}"], MOST) == b"x" * 7
+    assert len(fetched("image 1", f"HTTP://{HERE}:{port}/{MOST}", ["example.org", f"{HERE}:{port}"], MOST)) == MOST
+    assert fetched("image 1", f"http://{HERE}:{port}/chunks", [f"{HERE}:{port}"], MOST) == b"abcdefg"
     assert Host.asked[:2] == [("/7?a=b", f"{HERE}:{port}"), (f"/{MOST}", f"{HERE}:{port}")]
 
 
@@ -122,8 +122,8 @@ def test_what_cannot_be_fetched_is_refused_in_words(port: int, name: str) -> Non
     url, allowed, words = REFUSED[name]
     url, words, *allowed = (text.replace("PORT", str(port)) for text in (url, words, *allowed))
     with pytest.raises(BadRequest, match=words) as raised:
-        fetched("picture 3", url, allowed, MOST)
-    assert "picture 3" in str(raised.value)
+        fetched("image 3", url, allowed, MOST)
+    assert "image 3" in str(raised.value)
 
 
 @pytest.mark.parametrize("what", ["slow", *BEGINS])
@@ -131,7 +131,7 @@ def test_host_that_sends_byte_by_byte_ends_the_request(port: int, monkeypatch: p
     monkeypatch.setattr(image_sources, "ALL_SECONDS", 0.2)
     begun = time.monotonic()
     with pytest.raises(BadRequest, match=r"takes longer than|timed out"):
-        fetched("picture 1", f"http://{HERE}:{port}/{what}", [f"{HERE}:{port}"], MOST)
+        fetched("image 1", f"http://{HERE}:{port}/{what}", [f"{HERE}:{port}"], MOST)
     assert time.monotonic() - begun < 5
 
 
@@ -141,7 +141,7 @@ def test_every_address_of_a_name_is_checked(port: int, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(image_sources.socket, "getaddrinfo", two)
     with pytest.raises(BadRequest, match="one of a private network"):
-        fetched("picture 1", "http://example.org/a.png", ["example.org"], MOST)
+        fetched("image 1", "http://example.org/a.png", ["example.org"], MOST)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_name_that_leads_out_of_the_public_internet_is_refused(address: str, mon
     assert not image_sources.is_public(address)
     monkeypatch.setattr(image_sources.socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (address, 0))])
     with pytest.raises(BadRequest, match="one of a private network"):
-        fetched("picture 1", "https://example.org/a.png", ["example.org"], MOST)
+        fetched("image 1", "https://example.org/a.png", ["example.org"], MOST)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])

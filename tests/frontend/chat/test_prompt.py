@@ -1,4 +1,4 @@
-"""Prompts with pictures, in every format, have the ids, positions and pixels of transformers' processors."""
+"""Prompts with images, in every format, have the ids, positions and pixels of transformers' processors."""
 
 import asyncio
 import base64
@@ -31,9 +31,9 @@ from tests.checkpoints import VOCAB
 from tests.fakes import FakePool, sending
 from tests.frontend.api.harness import parse
 from tests.frontend.serving import http_client
+from tests.image_processors import processor_of
+from tests.images import PIXTRALS, POOLED, QWENS, SIDES, TILED, drawn, seeing_checkpoint
 from tests.patience import PATIENCE_S
-from tests.picture_processors import processor_of
-from tests.pictures import PIXTRALS, POOLED, QWENS, SIDES, TILED, drawn, seeing_checkpoint
 from tests.worker.vision.harness import GEMMA4S
 
 MODEL = "seeing"
@@ -76,18 +76,18 @@ async def asked(content: Any, context: ModelContext, **more: Any) -> GenerationR
 
 
 def patched(patches: NDArray[Any], rows: int, columns: int, side: int) -> NDArray[Any]:
-    """Returns the picture that patches make. patches [n, side * side * 3]: row by row; padding may follow them"""
+    """Returns the image that patches make. patches [n, side * side * 3]: row by row; padding may follow them"""
     cut = patches[: rows * columns].reshape(rows, columns, side, side, 3)
     return cut.swapaxes(1, 2).reshape(side * rows, side * columns, 3)
 
 
 def levels_of(kind: str, expected: Any) -> list[NDArray[Any]]:
-    """Returns the pixels of each picture that a processor has made, [height, width, 3]."""
+    """Returns the pixels of each image that a processor has made, [height, width, 3]."""
     values = np.asarray(expected["pixel_values"])
     if kind == "lfm2_vl":
         shapes = np.asarray(expected["spatial_shapes"])
         return [patched(each, *shape, 4) for each, shape in zip(values, shapes, strict=True)]
-    if kind in PIXTRALS:  # smaller pictures of a batch are padded
+    if kind in PIXTRALS:  # smaller images of a batch are padded
         sizes = np.asarray(expected["image_sizes"])
         return [
             np.moveaxis(each[:, :height, :width], 0, -1) for each, (height, width) in zip(values, sizes, strict=True)
@@ -126,16 +126,16 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     expected = processor(images=[images], text=[prompt], add_special_tokens=False, return_tensors="np")
     assert request.prompts[0] == list(expected["input_ids"][0])
     pixels = levels_of(kind, expected)
-    found = list(request.features.pictures)
-    if kind in TILED:  # pictures with fewer tiles are padded with black tiles
+    found = list(request.features.images)
+    if kind in TILED:  # images with fewer tiles are padded with black tiles
         pixels = pixels[: len(found)]
     assert len(found) == len(pixels) >= count
     vectors = 0
-    for picture, value in zip(found, pixels, strict=True):
-        levels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
+    for image, value in zip(found, pixels, strict=True):
+        levels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3)
         assert np.abs(levels.astype(float) - value).max() <= 1
-        token = request.prompts[0][picture.start]
-        run = request.prompts[0][picture.start : picture.start + picture.tokens]
+        token = request.prompts[0][image.start]
+        run = request.prompts[0][image.start : image.start + image.tokens]
         if kind in PIXTRALS:  # a row of tokens ends with a break token
             columns = run.index(next(id for id in run if id != token)) if set(run) != {token} else len(run)
             run = [id for place, id in enumerate(run, 1) if place % (columns + 1)]
@@ -144,7 +144,7 @@ async def test_ids_places_and_pixels_are_those_of_the_processor(
     assert vectors == request.prompts[0].count(request.prompts[0][found[0].start])
 
 
-async def test_every_format_sends_the_same_pictures(folders: dict[str, Path]) -> None:
+async def test_every_format_sends_the_same_images(folders: dict[str, Path]) -> None:
     context, image = context_of(folders["idefics3"]), drawn(90, 40)
     wanted = await asked([openai_part(image), text("What?")], context)
     base = {"model": MODEL, "max_tokens": 4}
@@ -162,10 +162,10 @@ async def test_every_format_sends_the_same_pictures(folders: dict[str, Path]) ->
     ]
     for request in found:
         assert isinstance(request, GenerationRequest)
-        assert request.prompts == wanted.prompts and request.features.pictures == wanted.features.pictures
+        assert request.prompts == wanted.prompts and request.features.images == wanted.features.images
 
 
-async def test_pictures_in_results_of_tools_are_seen(folders: dict[str, Path]) -> None:
+async def test_images_in_results_of_tools_are_seen(folders: dict[str, Path]) -> None:
     context, image = context_of(folders["gemma3"]), drawn(64, 64)
     source = {"type": "base64", "media_type": "image/png", "data": data(image)}
     result = {
@@ -181,21 +181,21 @@ async def test_pictures_in_results_of_tools_are_seen(folders: dict[str, Path]) -
         ],
     }  # fmt: skip
     request = await parse(messages, body, context)
-    assert len(request.features.pictures) == 1
+    assert len(request.features.images) == 1
 
 
 async def test_low_detail_is_one_tile(folders: dict[str, Path]) -> None:
     context, image = context_of(folders["idefics3"]), drawn(300, 200)
     whole, low = [await asked([openai_part(image, detail=one)], context) for one in ("high", "low")]
-    assert len(whole.features.pictures) > 1 == len(low.features.pictures)
+    assert len(whole.features.images) > 1 == len(low.features.images)
 
 
 @pytest.mark.parametrize("words", ["<image>", "<fake_token_around_image><global-img><image>"])
-async def test_text_of_a_user_makes_no_picture(folders: dict[str, Path], words: str) -> None:
+async def test_text_of_a_user_makes_no_image(folders: dict[str, Path], words: str) -> None:
     context, image = context_of(folders["idefics3"]), drawn(40, 40)
     request = await asked([text(words), openai_part(image), text(words)], context)
-    shown = request.features.pictures
-    assert len(shown) == 10  # nine tiles, and the whole picture
+    shown = request.features.images
+    assert len(shown) == 10  # nine tiles, and the whole image
     assert request.prompts[0].count(request.prompts[0][shown[0].start]) == sum(one.tokens for one in shown)
 
 
@@ -203,7 +203,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "not base64": ({"url": "data:image/png;base64,%%%"}, "the image is not base64"),
     "no base64": ({"url": "data:image/png,abc"}, "must be a data: URL in base64"),
     "a text": ({"url": "data:text/plain;base64,aGk="}, "media type 'text/plain'"),
-    "no picture": ({"url": "data:image/png;base64,aGVsbG8="}, "the image is no PNG, JPEG, WebP or GIF"),
+    "no image": ({"url": "data:image/png;base64,aGVsbG8="}, "the image is no PNG, JPEG, WebP or GIF"),
     "ftp": ({"url": "ftp://example.org/a.png"}, "must be a data:"),
     "web": ({"url": "https://example.org/a.png"}, "--allowed-media-domains"),
     "file": ({"url": "file:///etc/passwd"}, "--allowed-media-path"),
@@ -212,7 +212,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_picture_that_cannot_be_used_is_refused_in_words(folders: dict[str, Path], name: str) -> None:
+async def test_image_that_cannot_be_used_is_refused_in_words(folders: dict[str, Path], name: str) -> None:
     part, words = BAD[name]
     with pytest.raises(SluiceError, match=words) as raised:
         await asked([{"type": "image_url", "image_url": part}], context_of(folders["gemma3"]))
@@ -220,7 +220,7 @@ async def test_picture_that_cannot_be_used_is_refused_in_words(folders: dict[str
     assert raised.value.param == "messages[0].content[0]" and str(raised.value).startswith("`messages[0].content[0]`: ")
 
 
-async def test_refused_picture_is_named_by_its_place_in_every_format(folders: dict[str, Path]) -> None:
+async def test_refused_image_is_named_by_its_place_in_every_format(folders: dict[str, Path]) -> None:
     context, bad = context_of(folders["gemma3"]), base64.b64encode(b"hello").decode()
     good = {"type": "base64", "media_type": "image/png", "data": data(drawn(20, 20, seed=3))}
     said = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
@@ -248,10 +248,10 @@ async def test_refused_picture_is_named_by_its_place_in_every_format(folders: di
         assert (raised.value.param, str(raised.value).split(": ")[0]) == (path, f"`{path}`")
 
 
-async def test_pictures_have_a_number_and_a_size(folders: dict[str, Path]) -> None:
+async def test_images_have_a_number_and_a_size(folders: dict[str, Path]) -> None:
     context = context_of(folders["gemma3"], max_images_per_request=2, max_image_pixels=2500)
     parts = [openai_part(drawn(50, 50, seed=seed)) for seed in range(3)]
-    assert len((await asked(parts[:2], context)).features.pictures) == 2
+    assert len((await asked(parts[:2], context)).features.images) == 2
     with pytest.raises(SluiceError, match=r"`messages\[0\].content\[2\]`: the request has 3 images; at most 2"):
         await asked(parts, context)
     with pytest.raises(SluiceError, match=r"content\[1\]`: the image has 51 x 50 pixels; at most 2500"):
@@ -269,12 +269,12 @@ async def test_files_are_read_below_the_allowed_folder_only(folders: dict[str, P
     async def ask(path: str) -> GenerationRequest:
         return await asked([{"type": "image_url", "image_url": {"url": f"file://{path}"}}], context)
 
-    assert len((await ask(f"{inside}/a%20b.png")).features.pictures) == 1
+    assert len((await ask(f"{inside}/a%20b.png")).features.images) == 1
     for path in ("a%20b.png", "//a%20b.png"):  # spellings of a path by llama.cpp's clients
-        assert len((await ask(path)).features.pictures) == 1
+        assert len((await ask(path)).features.images) == 1
     (inside / "deep").mkdir()
     drawn(20, 20).save(inside / "deep" / "c.png")
-    assert len((await ask("deep/c.png")).features.pictures) == 1
+    assert len((await ask("deep/c.png")).features.images) == 1
     for path in (outside, f"{inside}/../out.png", f"{inside}/link.png", f"{inside}/%2e%2e/out.png", "../out.png"):
         with pytest.raises(SluiceError, match="is not below the folder"):
             await ask(str(path))
@@ -299,7 +299,7 @@ async def test_model_without_sight_says_so(folders: dict[str, Path], tmp_path: P
     assert raised.value.status == 400
 
 
-async def test_model_that_sees_is_listed_with_it_and_its_pictures_are_counted(folders: dict[str, Path]) -> None:
+async def test_model_that_sees_is_listed_with_it_and_its_images_are_counted(folders: dict[str, Path]) -> None:
     part, bad = (
         openai_part(drawn(20, 20, seed=71)),
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
@@ -322,7 +322,7 @@ async def test_model_that_sees_is_listed_with_it_and_its_pictures_are_counted(fo
     assert [now - then for now, then in zip(other, one, strict=True)] == [1, 1] and more > seconds
 
 
-async def test_pictures_that_take_long_hold_no_other_work_up(
+async def test_images_that_take_long_hold_no_other_work_up(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, context = threading.Event(), context_of(folders["gemma3"], allowed_media_domains="example.org")
@@ -346,27 +346,27 @@ async def test_pictures_that_take_long_hold_no_other_work_up(
 
 
 async def counted(http: httpx.AsyncClient) -> list[float]:
-    """Returns three metrics of pictures: seconds of decoding, number of decoded pictures, number of refused ones."""
+    """Returns three metrics of images: seconds of decoding, number of decoded images, number of refused ones."""
     names = ["picture_decode_seconds_total", 'pictures_total{outcome="decoded"}', 'pictures_total{outcome="refused"}']
     page = (await http.get("/metrics")).text
     values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
     return [float(values[f"sluice_{name}"]) for name in names]
 
 
-async def test_same_text_with_another_picture_is_another_prompt(folders: dict[str, Path]) -> None:
+async def test_same_text_with_another_image_is_another_prompt(folders: dict[str, Path]) -> None:
     from frontend.api.receipts import prompt_hash
 
     context = context_of(folders["gemma3"])
     one, other = [await asked([openai_part(drawn(20, 20, seed=seed))], context) for seed in (0, 1)]
     assert one.prompts == other.prompts
-    hashes = [prompt_hash(each.prompts[0], each.features.pictures) for each in (one, other)]
+    hashes = [prompt_hash(each.prompts[0], each.features.images) for each in (one, other)]
     assert hashes[0] != hashes[1] and hashes[0] != prompt_hash(one.prompts[0])
 
 
 @pytest.mark.parametrize(
     "source", [{"type": "base64", "media_type": "image/png", "data": "x"}, {"type": "url", "url": "u"}]
 )
-def test_unknown_field_beside_a_picture_is_ignored(source: dict[str, str]) -> None:
+def test_unknown_field_beside_an_image_is_ignored(source: dict[str, str]) -> None:
     block = {"type": "image", "source": {**source, "more": 1}, "unknown": None}
     body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": [block]}]}
     ignored: list[str] = []

@@ -1,16 +1,16 @@
-"""The cache of decoded pictures: only for the tenant that sent them, only for the same use, and of limited size."""
+"""The cache of decoded images: only for the tenant that sent them, only for the same use, and of limited size."""
 
 from dataclasses import replace
 
 import pytest
 
 from frontend.chat import image_decoding
-from frontend.chat.image_decoding import Decoded, RecentPictures, key_of
+from frontend.chat.image_decoding import Decoded, RecentImages, key_of
 from frontend.model_context import ModelContext
-from frontend.observability.metrics import picture_counts
+from frontend.observability.metrics import image_counts
 from frontend.turns import tenant
 from tests.frontend.chat.test_prompt import asked, context_of, openai_part
-from tests.pictures import drawn, seeing_checkpoint
+from tests.images import drawn, seeing_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,9 @@ async def test_next_turn_of_a_chat_decodes_nothing_again(context: ModelContext) 
     part, low = (openai_part(drawn(90, 40, seed=72), detail=detail) for detail in ("high", "low"))
 
     async def decodings(*parts: object, asks: ModelContext = context) -> int:
-        before = picture_counts().decoded
-        found.append((await asked(list(parts), asks)).features.pictures)
-        return picture_counts().decoded - before
+        before = image_counts().decoded
+        found.append((await asked(list(parts), asks)).features.images)
+        return image_counts().decoded - before
 
     found: list[object] = []
     assert [await decodings(part) for _ in range(2)] == [1, 0] and found[0] == found[1]
@@ -42,16 +42,16 @@ async def test_next_turn_of_a_chat_decodes_nothing_again(context: ModelContext) 
         tenant.reset(token)
 
 
-def test_oldest_pictures_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_images_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_decoding, "MAX_BYTES", 300)
-    pictures = RecentPictures()
+    images = RecentImages()
     for name in (b"a", b"b", b"c"):
-        pictures.add(key_of(name), kept(100))
-        pictures.add(key_of(name), kept(100))
-    assert pictures.get(key_of(b"a")) is not None
-    pictures.add(key_of(b"d"), kept(100))
-    assert [pictures.get(key_of(name)) is not None for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    pictures.add(key_of(b"e"), kept(301))
-    assert not any(pictures.get(key_of(name)) for name in (b"a", b"c", b"d", b"e"))
-    pictures.add(key_of(b"f"), kept(300))
-    assert pictures.get(key_of(b"f")) is not None
+        images.add(key_of(name), kept(100))
+        images.add(key_of(name), kept(100))
+    assert images.get(key_of(b"a")) is not None
+    images.add(key_of(b"d"), kept(100))
+    assert [images.get(key_of(name)) is not None for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    images.add(key_of(b"e"), kept(301))
+    assert not any(images.get(key_of(name)) for name in (b"a", b"c", b"d", b"e"))
+    images.add(key_of(b"f"), kept(300))
+    assert images.get(key_of(b"f")) is not None

@@ -104,9 +104,9 @@ async def test_sdk_has_the_events_and_the_chain_that_http_has(qwen: Model) -> No
         async with sdk.responses.connect() as connection:
             first = await _turn(connection, input="A")
             second = await _turn(connection, input="B", previous_response_id=first.response.id)
-            third = await _turn(connection, input=[{"role": "user", "content": "C"}], stream_id="lane-2",
+            third = await _turn(connection, input=[{"role": "user", "content": "C"}], stream_id="stream-2",
                                 previous_response_id=second.response.id)  # fmt: skip
-        assert second.response.previous_response_id == first.response.id and third.stream_id == "lane-2"
+        assert second.response.previous_response_id == first.response.id and third.stream_id == "stream-2"
         whole: list[Any] = [{"role": "user", "content": "A"}, *first.response.output, {"role": "user", "content": "B"}]
         await sdk.responses.create(input="A", **ASKED)
         await sdk.responses.create(input=whole, **ASKED)
@@ -155,8 +155,8 @@ async def test_messages_are_the_data_of_the_events_of_a_stream(qwen: Model, more
 async def test_lanes_run_beside_each_other_and_each_in_order(qwen: Model) -> None:
     held = Held(qwen.tokenizer, "abcd")
     async with served(held.pool, qwen.tokenizer) as it, it.socket() as socket:
-        for lane in ("a", "b", "a", None):
-            await socket.send(**HELLO, **({} if lane is None else {"stream_id": lane}))
+        for stream in ("a", "b", "a", None):
+            await socket.send(**HELLO, **({} if stream is None else {"stream_id": stream}))
         await until(lambda: len(held.streams) == 3)
         held.finish()
         ends = [(await socket.until(*ENDS)).get("stream_id") for _ in range(4)]
@@ -170,7 +170,7 @@ async def test_lane_forks_the_response_of_another_one(qwen: Model) -> None:
         assert (await socket.turn(stream_id="b", previous_response_id=first))["type"] == "response.completed"
         assert (await socket.turn(stream_id="a", previous_response_id=first))["type"] == "response.completed"
         gone = await socket.turn(stream_id="a", previous_response_id=first)
-    assert gone["error"]["code"] == "previous_response_not_found", "a lane remembers its latest response"
+    assert gone["error"]["code"] == "previous_response_not_found", "a stream remembers its latest response"
 
 
 @pytest.mark.parametrize("text", ["", "Hello"])
@@ -215,8 +215,8 @@ WRONG: dict[str, tuple[dict[str, Any], int, str, str | None]] = {
     "kind": ({"type": "session.update"}, 400, "unknown_event", "type"),
     "no-kind": ({"type": None}, 400, "unknown_event", "type"),
     "unknown-id": ({"previous_response_id": "resp_1"}, 400, "previous_response_not_found", "previous_response_id"),
-    "lane": ({"stream_id": ""}, 400, "invalid_stream_id", "stream_id"),
-    "lane-of-a-number": ({"stream_id": 5}, 400, "invalid_stream_id", "stream_id"),
+    "stream-id": ({"stream_id": ""}, 400, "invalid_stream_id", "stream_id"),
+    "stream-id-that-is-a-number": ({"stream_id": 5}, 400, "invalid_stream_id", "stream_id"),
     "background": ({"background": True}, 400, "out_of_range", "background"),
     "stream": ({"stream": False}, 400, "out_of_range", "stream"),
     "generate": ({"generate": "no"}, 400, "wrong_type", "generate"),
@@ -250,9 +250,9 @@ async def test_connection_has_so_many_lanes_and_waiting_requests(qwen: Model) ->
     held = Held(qwen.tokenizer, "ab")
     async with served(held.pool, qwen.tokenizer) as it, it.socket() as socket:
         for number in range(33):
-            await socket.send(**HELLO, stream_id=f"lane-{number}")
+            await socket.send(**HELLO, stream_id=f"stream-{number}")
         refused = await socket.until("error")
-        assert (refused["stream_id"], refused["error"]["code"]) == ("lane-32", "websocket_stream_limit_reached")
+        assert (refused["stream_id"], refused["error"]["code"]) == ("stream-32", "websocket_stream_limit_reached")
         await until(lambda: len(held.streams) == 16)
         for _ in range(17):
             await socket.send(**HELLO)

@@ -8,8 +8,7 @@ import pytest
 
 from frontend.api.openai.chat_request import ChatRequest
 from frontend.errors import Unprocessable
-from frontend.schema.decoding import decode
-from frontend.schema.unknown_fields import UnknownFields
+from frontend.schema.decoding import UnknownFields, decode
 from frontend.server.middleware import MAX_HEADER_CHARS, header_value
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool, sending

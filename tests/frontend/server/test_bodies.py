@@ -21,8 +21,8 @@ from shared import messages as m
 from tests.checkpoints import VOCAB
 from tests.fakes import FakePool, sending
 from tests.frontend.serving import app_over, http_client, serving
+from tests.images import seeing_checkpoint
 from tests.patience import PATIENCE_S
-from tests.pictures import seeing_checkpoint
 
 CHAT = "/v1/chat/completions"
 LIMITS = m.Limits(max_seq_len=4096, vocab_size=VOCAB, eos_token_ids=())
@@ -49,10 +49,10 @@ def chat(*urls: str) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 1}).encode()
 
 
-@pytest.mark.parametrize("pictures", range(0, 1025, 64))
-def test_largest_body_takes_any_file_and_is_bounded(pictures: int) -> None:
-    most = largest_body(pictures)
-    assert most == TEXT_BYTES if not pictures else TEXT_BYTES + FILE_BYTES <= most <= LARGEST_BYTES
+@pytest.mark.parametrize("images", range(0, 1025, 64))
+def test_largest_body_takes_any_file_and_is_bounded(images: int) -> None:
+    most = largest_body(images)
+    assert most == TEXT_BYTES if not images else TEXT_BYTES + FILE_BYTES <= most <= LARGEST_BYTES
     assert largest_body(1) == TEXT_BYTES + FILE_BYTES and largest_body(8) == 72 << 20
 
 

@@ -1,4 +1,4 @@
-"""frontend/server/http_protocol.py on raw sockets."""
+"""frontend/server/http_compat.py on raw sockets."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.server.http_protocol import CLOSE_NOTIFY_S, abort_after_tls_close, head_without_upgrade
+from frontend.server.http_compat import CLOSE_NOTIFY_S, abort_after_tls_close, head_without_upgrade
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool
 from tests.frontend.server.harness import BODY, HELLO, LAST, QUICK, SAY_A, case, on_uvloop, post, status, statuses

@@ -21,8 +21,8 @@ from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.load import load
 from worker.models.sharding import Part, Share
+from worker.operations import FAST
 from worker.ops.moe.reference import experts_torch
-from worker.ops.table import FAST
 from worker.quantization.methods import in_memory
 
 LENGTHS = [1, 17, 40]

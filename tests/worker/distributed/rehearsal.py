@@ -29,7 +29,7 @@ from worker.engine.load_model import find_model
 from worker.engine.ranks_on_gpu import measure
 from worker.kv_cache.memory import GpuMemoryReader
 from worker.models.load import load
-from worker.ops.table import TORCH
+from worker.operations import TORCH
 
 RANKS = 2
 LONGEST = 4096

@@ -28,11 +28,11 @@ def through_socket(frame: Order) -> Order:
 def test_inputs_of_a_step_arrive_as_they_were(length: int) -> None:
     rows = [Sequence(list(range(length)), list(range(1, 2 + length // 16))), Sequence([5, 6], [7])]
     count = length + 2
-    pictures = {
+    images = {
         "bidirectional_end": torch.arange(count, dtype=torch.int32), "rotary": torch.arange(2 * count).view(count, 2),
         "rope_rows": torch.arange(count), "replaced": (torch.tensor([0]), torch.randn(1, 8).bfloat16()),
     }  # fmt: skip
-    inputs = replace(pack([(row, len(row.tokens)) for row in rows], 16), **pictures)
+    inputs = replace(pack([(row, len(row.tokens)) for row in rows], 16), **images)
     found = through_socket(order(BOTH, inputs))
     arrived = inputs_of(found, torch.empty(1, 8))
     assert found.compute == BOTH

@@ -28,7 +28,7 @@ from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
 from worker.models.load import load
 from worker.models.sharding import Share
-from worker.ops.table import FAST
+from worker.operations import FAST
 from worker.quantization.methods import in_memory
 
 RANKS = 2

@@ -23,9 +23,9 @@ from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder
 from worker.models.load import load
 from worker.models.sharding import Part, Share
+from worker.operations import TORCH
 from worker.ops.exchange import RankLost
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.table import TORCH
 
 
 def no_store() -> Any:

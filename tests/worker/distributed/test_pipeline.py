@@ -130,8 +130,8 @@ def test_stages_of_a_gguf_file_give_the_bits_of_the_whole_model(tmp_path: Path) 
 
 
 @needs_library
-def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoints: Checkpoints) -> None:
-    """The first stage has all layers to whose outputs picture vectors are added."""
+def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_images(checkpoints: Checkpoints) -> None:
+    """The first stage has all layers to whose outputs image vectors are added."""
     folder = checkpoints("qwen3")
     model, cache = whole_model(folder, torch.float32, AS_STORED)
     (row,) = rows_for(cache, prompts_of([40]), 0)
@@ -142,7 +142,7 @@ def test_stages_hand_on_what_replaces_and_is_added_to_rows_of_pictures(checkpoin
     )  # fmt: skip
     with torch.inference_mode():
         expected = model.forward(inputs, cache)
-    bounds = bounds_of_stages(model.spec, [5, 1, 1], 0, 2, for_pictures=2)
+    bounds = bounds_of_stages(model.spec, [5, 1, 1], 0, 2, for_images=2)
     assert bounds == (0, 2, 3)
     parts = tuple(Part(rank, 1, bounds) for rank in range(2))
     with staged(folder, parts, torch.float32) as one, torch.inference_mode():

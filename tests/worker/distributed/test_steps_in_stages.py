@@ -188,7 +188,7 @@ def test_step_that_fails_when_it_is_finished_fails_only_the_culprit(engines: Eng
 
 
 def test_device_is_checked_while_steps_are_in_flight(engines: Engines) -> None:
-    """As when a picture cannot be encoded."""
+    """As when an image cannot be encoded."""
     expected = served(StagedBench(engines("llama", 1)), submits())
     bench = StagedBench(engines("llama", 3))
     bench.send(*submits())

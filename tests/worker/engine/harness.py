@@ -16,7 +16,7 @@ from worker.engine.metrics import Metrics
 from worker.engine.requests import RequestTable
 from worker.engine.stats import Stats
 from worker.engine.transport import FrontendGone
-from worker.engine.validation import no_pictures
+from worker.engine.validation import no_images
 from worker.kv_cache.pages import PagePool
 from worker.model_runner.step import StepOutput
 from worker.scheduler import sequence as scheduled
@@ -75,7 +75,7 @@ class Bench:
         canary_s: float = 0.0,
         slots: PagePool | None = None,
         compiler: "GrammarCompiler | None" = None,
-        give_pictures: Callable[[scheduled.Sequence, m.Submit], None] = no_pictures,
+        give_images: Callable[[scheduled.Sequence, m.Submit], None] = no_images,
         clock: Callable[[], float] = lambda: 0.0,  # stands still, so that an iteration receives all messages
     ) -> None:
         """runner: replaces the FakeRunner. check: called by the FakeRunner"""
@@ -90,7 +90,7 @@ class Bench:
             vocab_size=vocab_size,
             seeds=random.Random(0),
             compiler=compiler,
-            give_pictures=give_pictures,
+            give_images=give_images,
             clock=clock,
         )
         self.loop = Loop(

@@ -8,8 +8,8 @@ import pytest
 from shared import messages as m
 from shared.wire import pack_u32
 from tests.worker.engine.harness import Bench, submit
-from worker.engine import hand_over
-from worker.engine.hand_over import HandOver
+from worker.engine import kv_store
+from worker.engine.kv_store import HandOver
 from worker.engine.transport import FrontendGone
 from worker.engine.validation import check_submit
 from worker.kv_cache.pages import PagePool
@@ -58,7 +58,7 @@ def test_request_ends_when_its_pages_are_written() -> None:
 def test_disk_that_hangs_is_not_waited_for_long() -> None:
     bench = bench_with(SlowStore())
     bench.send(submit(1, PROMPT, prefill=ONLY))
-    bench.iterate(int(hand_over.MOST_S) - 1)
+    bench.iterate(int(kv_store.MOST_S) - 1)
     assert not ends(bench)
     bench.iterate(4)
     assert ends(bench) == {1: m.Outcome.PREFILLED}

@@ -128,13 +128,13 @@ def test_two_that_computed_the_same_are_told_once() -> None:
     assert journal.take() == []
 
 
-def test_salts_and_pictures_are_hashed_and_adapters_are_named() -> None:
+def test_salts_and_images_are_hashed_and_adapters_are_named() -> None:
     rig, paging, journal = followed()
     adapter = Adapter("poet", "/x", "ab" * 32)
     salted, adapted, seen = rig.sequence(8), rig.sequence(8), rig.sequence(8)
     salted.prefix = PrefixState(PrefixIdentity("secret").text)
     adapted.adapter, adapted.prefix = AdapterUse(adapter), PrefixState(PrefixIdentity(adapter=adapter).text)
-    seen.prefix = PrefixState(mark=lambda begin, end: b"picture" if begin == PAGE else b"")
+    seen.prefix = PrefixState(mark=lambda begin, end: b"image" if begin == PAGE else b"")
     for sequence in (salted, adapted, seen):
         published(paging, sequence)
     events = journal.take()

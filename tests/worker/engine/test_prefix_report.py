@@ -79,10 +79,10 @@ def test_the_least_recently_used_prefixes_make_room(monkeypatch: pytest.MonkeyPa
     assert said.went == pack_u32(prefix_keys(pack_u32(old), "")), "a frontend that sent it there hears that it is gone"
 
 
-def test_prefixes_of_a_salt_have_other_keys_and_those_with_pictures_are_not_told() -> None:
+def test_prefixes_of_a_salt_have_other_keys_and_those_with_images_are_not_told() -> None:
     rig, paging, report = reported()
     salted, seen = rig.sequence([1] * 70), rig.sequence([2] * 70)
-    salted.prefix, seen.prefix = PrefixState("secret"), PrefixState(mark=lambda begin, end: b"picture")
+    salted.prefix, seen.prefix = PrefixState("secret"), PrefixState(mark=lambda begin, end: b"image")
     computed(paging, salted)
     computed(paging, seen)
     said, prompt = report.take(), pack_u32([1] * 70)

@@ -11,7 +11,7 @@ from tests.checkpoints import Checkpoints
 from tests.patience import PATIENCE_S
 from tests.worker.kv_cache.store_harness import BLOCK, PAGE, PROMPT, Process, prompt_of
 from tests.worker.kv_cache.test_store import Held, with_disk
-from worker.engine.hand_over import HandOver
+from worker.engine.kv_store import HandOver
 from worker.scheduler.sequence import Sequence
 
 BLOCKS = (PROMPT - 1) // (PAGE * BLOCK) * PAGE * BLOCK  # tokens that whole files have

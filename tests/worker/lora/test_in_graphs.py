@@ -48,8 +48,7 @@ NARROW = ("q_proj", "v_proj")
 @pytest.fixture(autouse=True)
 def products_by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     from worker.lora import triton as adapter_products
-    from worker.lora.on_gpu import ProductsOnGpu
-    from worker.lora.triton import part_table
+    from worker.lora.triton import ProductsOnGpu, part_table
     from worker.model_runner import cuda_graph_adapters
 
     def packed(matrix: Tensor, dtype: torch.dtype, *_: object) -> PackedLinear:

@@ -14,7 +14,7 @@ from tests.worker.model_runner.test_kernel_check import LENGTH, worker
 from tests.worker.models.harness import decoder_of
 from worker.model_runner.check_bits import find_differing_steps, keeps_bits
 from worker.models.decoder import Decoder
-from worker.ops.table import FAST, TORCH
+from worker.operations import FAST, TORCH
 
 Change = Callable[..., Any]
 

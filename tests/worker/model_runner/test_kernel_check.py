@@ -29,9 +29,9 @@ from worker.model_runner.check_kernels import (
 from worker.model_runner.runner import DeviceBroken
 from worker.models.decoder import Decoder
 from worker.models.moe import MixtureWeights
+from worker.operations import FAST, TORCH, Operations
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.quantized_weight import Kind, quantize, quantize_tokens
-from worker.ops.table import FAST, TORCH, Operations
 from worker.spec import LayerSpec
 
 LENGTH = 1300

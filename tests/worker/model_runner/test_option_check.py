@@ -14,8 +14,8 @@ from tests.checkpoints import Checkpoints
 from tests.worker.models.harness import decoder_of
 from worker.model_runner.check_bits import REPLAYS, with_sound_options
 from worker.models.decoder import Decoder
+from worker.operations import FAST
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
-from worker.ops.table import FAST
 
 LENGTH = 800
 Wrong = Callable[[GpuOptions, int], bool]  # whether a result is wrong: (options, number of calls with an option so far)

@@ -97,7 +97,7 @@ def test_steps_cover_every_kind() -> None:
 
 def test_steps_cover_every_tile_of_linear() -> None:
     """Each tile is a kernel to compile. The products are Llama-3.2-3B's LM head, down, and gate with up."""
-    from worker.ops.linear.tiles import choose_gated_tile, choose_tile
+    from worker.ops.linear.triton_tiles import choose_gated_tile, choose_tile
 
     def tiles(rows: Iterable[int], tokens: Iterable[int]) -> tuple[set[object], ...]:
         head = {choose_tile(count, 128256, 3072, torch.bfloat16) for count in rows}

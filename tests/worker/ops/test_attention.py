@@ -12,7 +12,7 @@ from worker.ops import attention
 from worker.ops.attention import reference as twin
 from worker.ops.attention.reference import attention_torch
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
-from worker.ops.linear.tiles import DeviceKind
+from worker.ops.linear.triton_tiles import DeviceKind
 
 MIXED = [(1, 1), (1, 37), (5, 5), (1, 64), (17, 40), (3, 99), (1, 2), (33, 33)]
 FEW = [(1, 37), (17, 90), (1, 1), (3, 70)]

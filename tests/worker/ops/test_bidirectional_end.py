@@ -1,4 +1,4 @@
-"""Attention of rows that attend to keys after their own position: to all keys of a span, as tokens of a picture do."""
+"""Attention of rows that attend to keys after their own position: to all keys of a span, as tokens of an image do."""
 
 from functools import partial
 from typing import Any

@@ -9,7 +9,7 @@ from worker.ops.activation.reference import act_and_mul_torch
 from worker.ops.linear import gated_linear, linear
 from worker.ops.linear.packed import pack
 from worker.ops.linear.reference import linear_torch
-from worker.ops.linear.tiles import Chains
+from worker.ops.linear.triton_tiles import Chains
 from worker.ops.norm.reference import sum_split_k
 from worker.spec import Activation
 
@@ -70,7 +70,7 @@ def test_gated_triton(rows: int, activation: Activation, dtype: torch.dtype, dev
 
 
 def test_chain_length_depends_on_the_weight_shape_only() -> None:
-    from worker.ops.linear.tiles import MAX_CHAINS, chain_length, is_single_chain
+    from worker.ops.linear.triton_tiles import MAX_CHAINS, chain_length, is_single_chain
 
     for columns, depth in ((3072, 8192), (2560, 9728), (1152, 6912), (1152, 1024), (5120, 3072), (33, 70)):
         chain = chain_length(columns, depth)
@@ -111,8 +111,8 @@ def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
     chains: Chains, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With spilled sums, one program computes several tiles."""
-    from worker.ops.linear.tiles import CANDIDATES, SPILLED_ELEMENTS
     from worker.ops.linear.triton import linear_triton
+    from worker.ops.linear.triton_tiles import CANDIDATES, SPILLED_ELEMENTS
 
     monkeypatch.setattr("worker.ops.linear.triton_accumulate.multiprocessors", lambda device: 1)
     columns, depth = (130, 800) if chains == "spilled" else (40, 520)
@@ -130,8 +130,8 @@ def test_every_tile_and_way_to_add_chains_gives_the_same_bits(
 
 
 def test_every_tile_of_a_gated_product_gives_the_same_bits(device: str) -> None:
-    from worker.ops.linear.tiles import CANDIDATES
     from worker.ops.linear.triton import gated_linear_triton
+    from worker.ops.linear.triton_tiles import CANDIDATES
 
     x, weight = (random(*shape, dtype=torch.float16, device=device) for shape in ((20, 96), (2 * 70, 96)))
     expected = gated_linear_triton(x, weight, None, "silu")

@@ -14,11 +14,11 @@ from tests.worker.ops.harness.decoders import PARALLEL, PLAIN, SANDWICH, decoder
 from worker.kv_cache.tensors import KVCache
 from worker.model_runner.check_kernels import find_wrong_operations
 from worker.models.decoder import Decoder
+from worker.operations import FAST, Operations, with_options
 from worker.ops.launch_options import GPU_OPTIONS, options_named
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.quantized_weight import INT4, Scheme, quantize, quantize_groups
-from worker.ops.table import FAST, Operations, with_options
 from worker.spec import LayerSpec, ModelSpec
 
 PAGE = 4
@@ -72,9 +72,9 @@ def others() -> list[Row]:
 def on_triton(model: Decoder) -> Decoder:
     """Returns the decoder with the operations that are chosen on a GPU, except attention."""
     from worker.ops.activation.triton import act_and_mul_triton, activate_triton
-    from worker.ops.linear.tiles import is_single_chain
     from worker.ops.linear.triton import gated_linear_triton, linear_triton
     from worker.ops.linear.triton_low_bit import can_be_gated, quantized_gated_linear_triton, quantized_linear_triton
+    from worker.ops.linear.triton_tiles import is_single_chain
     from worker.ops.norm.triton import add_rms_norm_triton, rms_norm_triton
     from worker.ops.rope.triton import qkv_rope_write_triton
 

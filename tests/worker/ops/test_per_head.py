@@ -5,8 +5,9 @@ import torch
 
 from tests.worker.ops.harness.cases import poisoned, random
 from tests.worker.ops.harness.cpu_tiers import close, dtypes, needs_library, tier  # noqa: F401
+from worker.ops.moe import linear_per_head
 from worker.ops.moe.packed import PackedExperts, pack_experts
-from worker.ops.moe.per_head import linear_per_head, linear_per_head_torch
+from worker.ops.moe.reference import linear_per_head_torch
 
 HEADS, K, N = 5, 40, 52
 

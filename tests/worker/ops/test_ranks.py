@@ -16,7 +16,7 @@ from tests.worker.ops.test_operations import logits, low_bit, on_triton, one, ot
 from worker.distributed.nccl import gathering, side_by_side
 from worker.models.decoder import Decoder
 from worker.models.sharding import SECTIONS, Share
-from worker.ops.linear import tiles
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.packed import PackedLinear
 from worker.spec import ModelSpec
 

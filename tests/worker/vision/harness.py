@@ -1,4 +1,4 @@
-"""Tiny random checkpoints with a vision tower, made by transformers, and requests with pictures on a real runner."""
+"""Tiny random checkpoints with a vision tower, made by transformers, and requests with images on a real runner."""
 
 import json
 import random
@@ -11,8 +11,8 @@ import torch
 import transformers  # imports the code of a family when that is first used
 from torch import Tensor
 
-from shared.images import picture_digest
-from shared.messages import Picture, Sampling
+from shared.images import image_digest
+from shared.messages import PromptImage, Sampling
 from tests.checkpoints import DELTA, EOS, FULL, GEMMA4_SIZES, SLIDING, VOCAB, byte_level_tokenizer
 from tests.worker.scheduler.harness import commit
 from worker.checkpoint.checkpoint import read_config
@@ -111,7 +111,7 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> "PreTrainedModel":
 
 
 def _gemma4_small(**changes: Any) -> "PreTrainedModel":
-    """A model like Gemma 4 E2B: per-layer embeddings, clamped linears in the tower, causal attention in pictures."""
+    """A model like Gemma 4 E2B: per-layer embeddings, clamped linears in the tower, causal attention in images."""
     text = {
         "num_hidden_layers": 6, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL],
         "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 24,
@@ -121,7 +121,7 @@ def _gemma4_small(**changes: Any) -> "PreTrainedModel":
 
 
 def _gemma4_dense(**changes: Any) -> "PreTrainedModel":
-    """A model like Gemma 4 31B, whose tokens of a picture attend to each other only in layers with a sliding window."""
+    """A model like Gemma 4 31B, whose tokens of an image attend to each other only in layers with a sliding window."""
     text = {
         "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "attention_k_eq_v": True,
         "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision",
@@ -130,7 +130,7 @@ def _gemma4_dense(**changes: Any) -> "PreTrainedModel":
 
 
 def _gemma4_unified(**changes: Any) -> "PreTrainedModel":
-    """A model like Gemma 4 12B, which reads pictures without a tower."""
+    """A model like Gemma 4 12B, which reads images without a tower."""
     sizes = {name: one for name, one in GEMMA4_SIZES.items() if not name.endswith("per_layer_input")}
     text = {
         **sizes, "num_hidden_layers": 3, "layer_types": [SLIDING, FULL, FULL], "max_position_embeddings": LONGEST,
@@ -226,7 +226,7 @@ def _llava(**changes: Any) -> "PreTrainedModel":
 
 
 def _lfm2_vl(**changes: Any) -> "PreTrainedModel":
-    """A tower with a grid of 5 x 5 positions, so that some pictures have more patches than positions, others fewer."""
+    """A tower with a grid of 5 x 5 positions, so that some images have more patches than positions, others fewer."""
     vision = {**TOWER, "model_type": "siglip2_vision_model", "num_patches": 25, "vision_use_head": False, **changes}
     text = {
         **TEXT,
@@ -249,7 +249,7 @@ MODELS = {
     "qwen2_5_vl": _qwen2_5_vl, "qwen3_vl_moe": _qwen3_vl_moe,
     "idefics3": _idefics3, "smolvlm": _smolvlm, "gemma3": _gemma3, "qwen3_5": _qwen3_5, "qwen3_vl": _qwen3_vl,
 }  # fmt: skip
-SQUARES = [(3, 2), (2, 5), (1, 4)]  # (rows, columns) of tokens, for models whose pictures may have any size
+SQUARES = [(3, 2), (2, 5), (1, 4)]  # (rows, columns) of tokens, for models whose images may have any size
 
 
 def build(kind: str, **changes: Any) -> "PreTrainedModel":
@@ -293,35 +293,35 @@ def save(kind: str, folder: Path) -> Path:
     return folder
 
 
-def picture_of(start: int, tokens: int, height: int, width: int, pixels: bytes) -> Picture:
-    return Picture(start, tokens, height, width, pixels, picture_digest(height, width, pixels))
+def image_of(start: int, tokens: int, height: int, width: int, pixels: bytes) -> PromptImage:
+    return PromptImage(start, tokens, height, width, pixels, image_digest(height, width, pixels))
 
 
-def inverted(picture: Picture) -> Picture:
-    """Returns a different picture for the same placeholder tokens."""
-    levels = bytes(255 - level for level in picture.pixels)
-    return picture_of(picture.start, picture.tokens, picture.height, picture.width, levels)
+def inverted(image: PromptImage) -> PromptImage:
+    """Returns a different image for the same placeholder tokens."""
+    levels = bytes(255 - level for level in image.pixels)
+    return image_of(image.start, image.tokens, image.height, image.width, levels)
 
 
-def prompt_with(pictures: int, spec: VisionSpec, seed: int = 0) -> tuple[list[int], list[Picture]]:
-    """Returns a prompt with text before, between and after pictures."""
+def prompt_with(images: int, spec: VisionSpec, seed: int = 0) -> tuple[list[int], list[PromptImage]]:
+    """Returns a prompt with text before, between and after images."""
     draw = random.Random(seed)
     prompt: list[int] = []
-    found: list[Picture] = []
-    for index in range(pictures):
+    found: list[PromptImage] = []
+    for index in range(images):
         prompt += [draw.randrange(8, VOCAB) for _ in range(3 + 5 * index)]
         step = spec.patch_size * spec.side
         height, width = (spec.image_size or squares * step for squares in SQUARES[index])
         tokens = spec.tokens_of(height, width)
-        found.append(picture_of(len(prompt), tokens, height, width, draw.randbytes(3 * height * width)))
+        found.append(image_of(len(prompt), tokens, height, width, draw.randbytes(3 * height * width)))
         row = [PLACEHOLDER] * spec.squares_of(height, width)[1] + [ROW_END] * spec.row_ends
         prompt += (row * tokens)[:tokens]
     return prompt + [draw.randrange(8, VOCAB) for _ in range(9)], found
 
 
-def normalized(picture: Picture) -> Tensor:
+def normalized(image: PromptImage) -> Tensor:
     """Returns the pixels [3, height, width], normalized as by an image processor of transformers."""
-    raw = torch.frombuffer(bytearray(picture.pixels), dtype=torch.uint8).view(picture.height, picture.width, 3)
+    raw = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(image.height, image.width, 3)
     levels = (raw.double() / 255).float().permute(2, 0, 1)
     return (levels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
@@ -355,7 +355,7 @@ class Asked:
     """A request for greedy or sampled tokens."""
 
     prompt: list[int]
-    pictures: list[Picture] = field(default_factory=list)
+    images: list[PromptImage] = field(default_factory=list)
     new: int = 12
     seed: int | None = None
     generated: list[int] = field(default_factory=list)  # output that exists already
@@ -367,8 +367,8 @@ def sequence_of(index: int, one: Asked, spec: Any, encoded: Any = None) -> Seque
         logit_bias=((PLACEHOLDER, -100.0),),
     )  # fmt: skip
     sequence = Sequence((b"f", index), one.prompt + one.generated, len(one.prompt), sampling, one.seed or 0)
-    if one.pictures:
-        give(sequence, one.pictures, spec, encoded)
+    if one.images:
+        give(sequence, one.images, spec, encoded)
     return sequence
 
 
@@ -388,11 +388,11 @@ class Bench:
     step_tokens: int = 256
     page: int = 16
     prefix_cache: bool = True
-    between_steps: bool = False  # whether pictures are encoded between steps, piece by piece, instead of in steps
+    between_steps: bool = False  # whether images are encoded between steps, piece by piece, instead of in steps
     in_c: bool = True  # whether the loop over the layers runs in C, if the C library is available
     graphs: bool = False  # whether steps are replayed as graphs; then the loop over the layers is Python's, as on GPUs
     scheduler: Scheduler = field(init=False)
-    waited: int = 0  # number of pieces of pictures that were encoded without a step
+    waited: int = 0  # number of pieces of images that were encoded without a step
 
     def __post_init__(self) -> None:
         decoder = self.served.decoder

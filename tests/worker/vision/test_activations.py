@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import gelu
 
+from worker.operations import FAST
 from worker.ops.linear.packed import pack
-from worker.ops.table import FAST
 from worker.vision.activations import activated_linear, exact_gelu, gated_linear
 
 

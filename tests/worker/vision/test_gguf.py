@@ -11,7 +11,7 @@ from shared.gguf.index import read_index
 from shared.gguf.naming import GgufError
 from shared.gguf.translated import TowerFile, translated
 from tests.gguf_towers import all_experts, rounded, write_pair
-from tests.pictures import LFM2_SETTINGS, seeing_checkpoint
+from tests.images import LFM2_SETTINGS, seeing_checkpoint
 from tests.worker.vision.harness import CPU, Asked, Bench, Served, build, prompt_with, save
 from worker.checkpoint.checkpoint import CheckpointError, read_config, resolve
 from worker.models.config import spec_from_config
@@ -26,7 +26,7 @@ SEEING = ("idefics3", "gemma3", "lfm2_vl", "llava", "mistral3", "qwen2_5_vl", "q
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("seeing")
     found = {kind: rounded(seeing_checkpoint(kind, root / kind)) for kind in SEEING}
-    file = found["lfm2_vl"] / "preprocessor_config.json"  # GGUF files do not state how LFM2-VL cuts pictures
+    file = found["lfm2_vl"] / "preprocessor_config.json"  # GGUF files do not state how LFM2-VL cuts images
     file.write_text(json.dumps({name: one for name, one in json.loads(file.read_text()).items() if name not in CUTS}))
     return found
 
@@ -35,8 +35,8 @@ def answers(folder: Path) -> list[tuple[list[int], list[float]]]:
     one = Served.of(folder)
     spec, placeholder = one.vision.spec, one.vision.spec.placeholder
     found = []
-    for pictures in (1, 2):
-        prompt, shown = prompt_with(pictures, spec, seed=pictures)
+    for images in (1, 2):
+        prompt, shown = prompt_with(images, spec, seed=images)
         for each in shown:
             prompt[each.start : each.start + each.tokens] = [placeholder] * each.tokens
         found += Bench(one).answers(Asked(prompt, shown, NEW))
@@ -53,7 +53,7 @@ def test_two_files_have_the_bits_and_the_format_of_the_checkpoint(
     folder = resolve(str(text))
     assert read_index(folder).files == (str(text), str(tower)), "the tower beside the model is found"
     expected, found = Tokenizer.load(checkpoints[kind]), Tokenizer.load(folder)
-    assert found.pictures is not None and found.pictures == expected.pictures
+    assert found.image_format is not None and found.image_format == expected.image_format
     assert answers(folder) == answers(checkpoints[kind])
 
 
@@ -75,8 +75,8 @@ def test_a_tower_in_blocks_becomes_the_numbers_that_they_mean(checkpoints: dict[
         Served.of(resolve(str(write_pair(checkpoints["qwen3_vl"], tmp_path / types, types=types)[0])))
         for types in ("F32", "Q8_0")
     )
-    (_, [picture]) = prompt_with(1, whole.vision.spec)
-    exact, near = whole.vision.rows(picture), few.vision.rows(picture)
+    (_, [image]) = prompt_with(1, whole.vision.spec)
+    exact, near = whole.vision.rows(image), few.vision.rows(image)
     assert not torch.equal(exact, near) and (exact - near).abs().max() < 0.05 * exact.abs().max()
 
 
@@ -85,7 +85,7 @@ def test_a_projector_that_is_not_served_leaves_the_text(checkpoints: dict[str, P
     text, tower = write_pair(checkpoints["idefics3"], tmp_path / "files", changes=changes)
     for given in (True, False):
         folder = translated([text], tower=TowerFile(tower, given))
-        assert Tokenizer.load(folder).pictures is None
+        assert Tokenizer.load(folder).image_format is None
         spec = spec_from_config(read_config(folder))
         found = tower_of(folder, spec.hidden_size, torch.float32, CPU)
         assert (

@@ -1,4 +1,4 @@
-"""A chat about pictures is answered as the image processor, class and `generate` of transformers answer it."""
+"""A chat about images is answered as the image processor, class and `generate` of transformers answer it."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from tests.frontend.chat.test_prompt import asked, context_of, openai_part, text
-from tests.picture_processors import processor_of
-from tests.pictures import PIXTRALS, TEMPLATES, drawn, seeing_checkpoint
+from tests.image_processors import processor_of
+from tests.images import PIXTRALS, TEMPLATES, drawn, seeing_checkpoint
 from tests.worker.vision.harness import Asked, Bench, Served
 
 NEW = 12
 SIZES = [(90, 70), (24, 24)]
 # Gemma 4 12B's class makes other masks for a cache that grows: layers without a sliding window then also see the later
-# tokens of a picture. By Google's own code, and by the masks that the class makes for a static cache, they do not.
+# tokens of an image. By Google's own code, and by the masks that the class makes for a static cache, they do not.
 CACHES = {"gemma4_unified": "static"}
 LEFT_OUT: dict[str, tuple[str, ...]] = {kind: () for kind in TEMPLATES}  # settings left to the defaults of a class
 LEFT_OUT |= {f"{kind}, no hidden_act": ("vision_config", "hidden_act") for kind in PIXTRALS}
@@ -45,6 +45,6 @@ async def test_answer_is_that_of_generate(case: str, tmp_path: Path) -> None:
         return_dict_in_generate=True, cache_implementation=CACHES.get(kind), disable_compile=True,
     )  # fmt: skip
     expected = [float(logits[0].log_softmax(-1).max()) for logits in found.logits]
-    [(answer, logprobs)] = Bench(Served.of(folder)).answers(Asked(ids, list(request.features.pictures), NEW))
+    [(answer, logprobs)] = Bench(Served.of(folder)).answers(Asked(ids, list(request.features.images), NEW))
     assert answer == found.sequences[0, len(ids) :].tolist()
     assert max(abs(one - other) for one, other in zip(logprobs, expected, strict=True)) < 2e-3

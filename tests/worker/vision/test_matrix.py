@@ -1,4 +1,4 @@
-"""An answer about pictures has the same bits alone, in company, in chunks, from caches, preempted and restarted."""
+"""An answer about images has the same bits alone, in company, in chunks, from caches, preempted and restarted."""
 
 from pathlib import Path
 
@@ -18,17 +18,17 @@ HYBRID = ("qwen3_5", "lfm2_vl")
 Answer = tuple[list[int], list[float]]
 
 
-def asked(one: Served, pictures: int = 2) -> Asked:
-    prompt, shown = prompt_with(pictures, one.vision.spec)
+def asked(one: Served, images: int = 2) -> Asked:
+    prompt, shown = prompt_with(images, one.vision.spec)
     return Asked(prompt, shown, NEW, SEED)
 
 
 def company(one: Served) -> list[Asked]:
-    """Returns other requests: text alone, the same text with other pictures, and other text with other pictures."""
+    """Returns other requests: text alone, the same text with other images, and other text with other images."""
     same, other = asked(one), prompt_with(1, one.vision.spec, seed=9)
     return [
         Asked([9 + i for i in range(40)], [], NEW, 3),
-        Asked(same.prompt, [inverted(each) for each in same.pictures], NEW, SEED),
+        Asked(same.prompt, [inverted(each) for each in same.images], NEW, SEED),
         Asked(*other, NEW, None),
     ]
 
@@ -42,7 +42,7 @@ def test_bits_depend_on_the_request_alone(
     target, others = asked(one), company(one)
     [alone] = Bench(one).answers(target)
     assert Bench(one).answers(target, *others)[0] == alone
-    assert Bench(one).answers(target, *others)[2] != alone, "other pictures give another answer"
+    assert Bench(one).answers(target, *others)[2] != alone, "other images give another answer"
     assert Bench(one, in_c=False).answers(target, *others)[0] == alone
     for chunk in (1, 7, 16):
         assert Bench(one, chunk=chunk, step_tokens=64).answers(*others, target)[-1] == alone
@@ -53,14 +53,14 @@ def test_bits_depend_on_the_request_alone(
     for module in (encoder, sandwich):
         monkeypatch.setattr(module, "ROWS", 5)
     assert piecewise.answers(target, *others, preempt_at=(2, 9))[0] == alone, "encoded between steps, in pieces"
-    assert piecewise.waited > 10 or kind == "gemma4_unified", "which has no tower: one piece is a picture"
-    resumed = Asked(target.prompt, target.pictures, NEW, SEED, generated=alone[0][:6])
+    assert piecewise.waited > 10 or kind == "gemma4_unified", "which has no tower: one piece is an image"
+    resumed = Asked(target.prompt, target.images, NEW, SEED, generated=alone[0][:6])
     assert Bench(one).answers(resumed)[0] == (alone[0], alone[1][6:]), "after its worker was lost"
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "gemma3"])
-def test_only_steps_with_tokens_of_pictures_run_without_a_graph(kind: str, towers: dict[str, Path]) -> None:
-    """Later steps of sequences with pictures are replayed, also with M-RoPE, and their bits are the same."""
+def test_only_steps_with_tokens_of_images_run_without_a_graph(kind: str, towers: dict[str, Path]) -> None:
+    """Later steps of sequences with images are replayed, also with M-RoPE, and their bits are the same."""
     one = served(towers[kind])
     target, others = asked(one), company(one)
     bench, eager = Bench(one, chunk=16, graphs=True, step_tokens=64), list[Plan]()
@@ -77,13 +77,13 @@ def test_only_steps_with_tokens_of_pictures_run_without_a_graph(kind: str, tower
     assert graphs is not None and graphs.on and eager
     assert {shape.mixed for shape, step in graphs._forwards.items() if step.captured.graph} == {False, True}
     assert all(
-        any(chunk.sequence.pictures is not None and chunk.start < chunk.sequence.pictures.end for chunk in plan.chunks)
+        any(chunk.sequence.images is not None and chunk.start < chunk.sequence.images.end for chunk in plan.chunks)
         for plan in eager
     )
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_prefixes_are_shared_if_their_pictures_are_equal(kind: str, towers: dict[str, Path]) -> None:
+def test_prefixes_are_shared_if_their_images_are_equal(kind: str, towers: dict[str, Path]) -> None:
     one = Served.of(towers[kind])
     target, bench = asked(one), Bench(one)
     first = bench.answers(target)
@@ -91,11 +91,11 @@ def test_prefixes_are_shared_if_their_pictures_are_equal(kind: str, towers: dict
     assert bench.answers(target) == first
     again = bench.scheduler.status.prefix_hits
     assert again == (len(target.prompt) - 1) // 16 * 16, "all full pages are found"
-    others = Asked(target.prompt, [target.pictures[0], inverted(target.pictures[1])], NEW, SEED)
+    others = Asked(target.prompt, [target.images[0], inverted(target.images[1])], NEW, SEED)
     assert bench.answers(others) == Bench(one).answers(others) != first
-    shared = target.pictures[1].start // 16 * 16
+    shared = target.images[1].start // 16 * 16
     found = bench.scheduler.status.prefix_hits - again
-    assert found == shared > 0 or kind in HYBRID, "pages are shared up to the first other picture"
+    assert found == shared > 0 or kind in HYBRID, "pages are shared up to the first other image"
     assert found <= shared and one.vision.encoded == 3, "a hybrid shares up to a recurrent state"
 
 
@@ -109,22 +109,22 @@ def test_text_alone_has_the_bits_of_a_worker_without_a_tower(kind: str, towers: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
-def test_vectors_of_a_picture_do_not_depend_on_threads(kind: str, dtype: torch.dtype, towers: dict[str, Path]) -> None:
+def test_vectors_of_an_image_do_not_depend_on_threads(kind: str, dtype: torch.dtype, towers: dict[str, Path]) -> None:
     one = served(towers[kind], dtype)
-    picture, threads = asked(one, 1).pictures[0], torch.get_num_threads()
+    image, threads = asked(one, 1).images[0], torch.get_num_threads()
     found = []
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            found.append(one.vision._encoder.encode(picture))
+            found.append(one.vision._encoder.encode(image))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-def test_cache_of_encoded_pictures_is_bounded_and_drops_the_least_recently_used(towers: dict[str, Path]) -> None:
+def test_cache_of_encoded_images_is_bounded_and_drops_the_least_recently_used(towers: dict[str, Path]) -> None:
     prompt_of_one = asked(served(towers["smolvlm"]), 3)
-    a, b, c = prompt_of_one.pictures
+    a, b, c = prompt_of_one.images
     size = served(towers["smolvlm"]).vision.rows(a).nbytes
     vision = Served.of(towers["smolvlm"], cache_bytes=2 * size).vision
     for each in (a, b, a, c, a):
@@ -135,8 +135,8 @@ def test_cache_of_encoded_pictures_is_bounded_and_drops_the_least_recently_used(
     assert vision.cached_bytes <= 2 * size
 
 
-def test_layers_of_pictures_count_as_progress(towers: dict[str, Path]) -> None:
+def test_layers_of_images_count_as_progress(towers: dict[str, Path]) -> None:
     one = Served.of(towers["idefics3"])
     before = one.decoder.layers_started.value
-    one.vision.rows(asked(one, 1).pictures[0])
+    one.vision.rows(asked(one, 1).images[0])
     assert one.decoder.layers_started.value - before == one.vision.spec.layers

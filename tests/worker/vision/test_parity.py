@@ -1,4 +1,4 @@
-"""Answers about pictures equal transformers' answers for the same pixels."""
+"""Answers about images equal transformers' answers for the same pixels."""
 
 import shutil
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
-from shared.messages import Picture
+from shared.messages import PromptImage
 from tests.worker.vision.harness import (
     GEMMA4S,
     MODELS,
@@ -29,12 +29,12 @@ from worker.vision.attention import in_windows
 NEW = 64
 
 
-def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: int) -> dict[str, torch.Tensor]:
-    """Returns the inputs that the model's processor makes of pictures. shows: which tokens belong to pictures"""
-    pixels = [normalized(each) for each in pictures]
+def inputs_of(kind: str, images: list[PromptImage], shows: torch.Tensor, patch: int) -> dict[str, torch.Tensor]:
+    """Returns the inputs that the model's processor makes of images. shows: which tokens belong to images"""
+    pixels = [normalized(each) for each in images]
     if kind == "gemma3":
         return {"pixel_values": torch.stack(pixels), "token_type_ids": shows.long()}
-    if kind in PIXTRALS:  # smaller pictures of a batch are padded
+    if kind in PIXTRALS:  # smaller images of a batch are padded
         high, wide = max(each.shape[1] for each in pixels), max(each.shape[2] for each in pixels)
         padded = [pad(each, (0, wide - each.shape[2], 0, high - each.shape[1])) for each in pixels]
         sizes = torch.tensor([each.shape[1:] for each in pixels])
@@ -50,7 +50,7 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
             "image_position_ids": torch.stack([pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]),
             "mm_token_type_ids": shows.int(),
         }
-    if kind == "lfm2_vl":  # pictures with fewer patches are padded
+    if kind == "lfm2_vl":  # images with fewer patches are padded
         cut = [each.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 3, 4, 0) for each in pixels]
         rows = [each.reshape(-1, 3 * patch * patch) for each in cut]
         most = max(map(len, rows))
@@ -61,7 +61,7 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
         }
     if not kind.startswith("qwen"):
         return {"pixel_values": torch.stack(pixels)[None]}
-    grids = [(1, each.height // patch, each.width // patch) for each in pictures]
+    grids = [(1, each.height // patch, each.width // patch) for each in images]
     patches = []
     # patches in squares of 2 x 2, each patch twice as two frames
     for each, (_, rows, columns) in zip(pixels, grids, strict=True):
@@ -72,11 +72,11 @@ def inputs_of(kind: str, pictures: list[Picture], shows: torch.Tensor, patch: in
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("pictures", [1, 2, 3])
+@pytest.mark.parametrize("images", [1, 2, 3])
 @pytest.mark.parametrize("kind", MODELS)
-def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dict[str, Path], pictures: int) -> None:
+def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dict[str, Path], images: int) -> None:
     one = served(towers[kind])
-    prompt, shown = prompt_with(pictures, one.vision.spec)
+    prompt, shown = prompt_with(images, one.vision.spec)
     [(ids, logprobs)] = Bench(one).answers(Asked(prompt, shown, NEW))
     model = build(kind)
     read = torch.tensor([prompt + ids])
@@ -94,7 +94,7 @@ def test_answer_has_the_log_probabilities_of_transformers(kind: str, towers: dic
     assert (expected[range(NEW), ids] - torch.tensor(logprobs)).abs().max() < 1e-3
     others = [*shown[:-1], inverted(shown[-1])]
     changed = Bench(one).answers(Asked(prompt, others, NEW))[0][1]
-    assert max(abs(a - b) for a, b in zip(changed, logprobs, strict=True)) > 0.1, "the last picture matters"
+    assert max(abs(a - b) for a, b in zip(changed, logprobs, strict=True)) > 0.1, "the last image matters"
 
 
 def test_experts_of_qwen3_vl_moe_are_read_as_published_and_as_saved_by_transformers(
@@ -119,7 +119,7 @@ def test_patches_see_those_of_their_window_alone_in_most_layers_of_qwen2_5_vl(to
     assert all(not torch.allclose(found, one.vision.rows(each)) for found, each in zip(vectors, shown, strict=True))
 
 
-def test_windows_divide_a_picture() -> None:
+def test_windows_divide_an_image() -> None:
     for rows, columns, side in ((6, 4, 4), (2, 10, 4), (4, 4, 8), (8, 8, 2)):
         order, windows = in_windows(rows, columns, side)
         assert sorted(order.tolist()) == list(range(rows * columns))
@@ -135,7 +135,7 @@ def test_windows_divide_a_picture() -> None:
             assert end <= windows.begins[index] + windows.lengths[index]
 
 
-def test_tokens_of_a_picture_see_each_other_in_gemma(towers: dict[str, Path]) -> None:
+def test_tokens_of_an_image_see_each_other_in_gemma(towers: dict[str, Path]) -> None:
     one = served(towers["gemma3"])
     prompt, shown = prompt_with(1, one.vision.spec)
     [(ids, logprobs)] = Bench(one).answers(Asked(prompt, shown, NEW))

@@ -13,7 +13,7 @@ from tests.worker.engine.harness import Bench
 from tests.worker.ops.harness.cpu_tiers import needs_library
 from tests.worker.vision.harness import PLACEHOLDER, prompt_with
 from worker.engine.build import load_engine
-from worker.vision.vision import PictureAdmission
+from worker.vision.vision import ImageAdmission
 
 pytestmark = needs_library
 
@@ -27,7 +27,7 @@ pytestmark = needs_library
     ],
 )
 def test_answers_of_two_ranks_are_those_of_one(towers: dict[str, Path], kind: str, several: dict[str, Any]) -> None:
-    """Pictures of Qwen3-VL add vectors after the first layers, and these layers are on the first stage."""
+    """Images of Qwen3-VL add vectors after the first layers, and these layers are on the first stage."""
     answers = []
     for more in ({}, several):
         worker = WorkerConfig(
@@ -39,12 +39,10 @@ def test_answers_of_two_ranks_are_those_of_one(towers: dict[str, Path], kind: st
             runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, slots=engine.slots,
             vocab_size=engine.spec.vocab_size,
         )  # fmt: skip
-        bench.request_table._give_pictures = PictureAdmission(engine.tower, bench.scheduler.sequences)
-        prompt, pictures = prompt_with(2, engine.tower.spec)
+        bench.request_table._give_images = ImageAdmission(engine.tower, bench.scheduler.sequences)
+        prompt, images = prompt_with(2, engine.tower.spec)
         sampling = m.Sampling(12, temperature=0.0, ignore_eos=True, logit_bias=((PLACEHOLDER, -100.0),))
-        bench.send(
-            m.Submit(1, pack_u32(prompt), sampling, pictures=pictures), m.Submit(2, pack_u32([20, 30]), sampling)
-        )
+        bench.send(m.Submit(1, pack_u32(prompt), sampling, images=images), m.Submit(2, pack_u32([20, 30]), sampling))
         bench.iterate(30)
         answers.append(bench.received()[0])
     # The other rank ends with this process.

@@ -8,10 +8,10 @@ from worker.vision.attention import RotaryPositions, components
 def one_by_one(length: int, starts: list[int], squares: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     found: list[tuple[int, int, int]] = []
     following = 0
-    pictures = dict(zip(starts, squares, strict=True))
+    images = dict(zip(starts, squares, strict=True))
     while len(found) < length:
-        if len(found) in pictures:
-            rows, columns = pictures[len(found)]
+        if len(found) in images:
+            rows, columns = images[len(found)]
             found += [
                 (following, following + row, following + column) for row in range(rows) for column in range(columns)
             ]

@@ -1,4 +1,4 @@
-"""An engine with a tower serves requests with pictures in its loop: answers, refusals, failures, receipts, metrics."""
+"""An engine with a tower serves requests with images in its loop: answers, refusals, failures, receipts, metrics."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from worker.checkpoint.checkpoint import CheckpointError
 from worker.engine import load_model
 from worker.engine.build import Engine, load_engine
 from worker.vision import encoder
-from worker.vision.vision import BetweenSteps, PictureAdmission, VisionCollector
+from worker.vision.vision import BetweenSteps, ImageAdmission, VisionCollector
 from worker.vision.weights import bytes_of_tower
 
 NEW = 10
@@ -39,13 +39,13 @@ def engine_of(folder: Path) -> Engine:
 
 
 def bench_of(engine: Engine, cost: int = 1 << 20) -> Bench:
-    """cost: multiplications of the text model per token; 0: each iteration encodes only one piece of a picture"""
+    """cost: multiplications of the text model per token; 0: each iteration encodes only one piece of an image"""
     assert engine.tower is not None
     bench = Bench(
         runner=engine.runner, config=engine.scheduler.config, pools=engine.pools, vocab_size=engine.spec.vocab_size
     )
     vision = engine.runner.vision
-    bench.request_table._give_pictures = PictureAdmission(engine.tower, bench.scheduler.sequences, vision)
+    bench.request_table._give_images = ImageAdmission(engine.tower, bench.scheduler.sequences, vision)
     if vision is not None:
         bench.loop.between_steps = BetweenSteps(
             vision, bench.scheduler, cost, bench.request_table.crash_journal.record_step,
@@ -55,9 +55,9 @@ def bench_of(engine: Engine, cost: int = 1 << 20) -> Bench:
     return bench
 
 
-def submit(id: int, prompt: list[int], pictures: list[m.Picture] | None, **more: Any) -> m.Submit:
+def submit(id: int, prompt: list[int], images: list[m.PromptImage] | None, **more: Any) -> m.Submit:
     sampling = m.Sampling(NEW, temperature=0.0, ignore_eos=True, logit_bias=((PLACEHOLDER, -100.0),))
-    sent = decode_request(encode(m.Submit(id, pack_u32(prompt), sampling, pictures=pictures, **more)))
+    sent = decode_request(encode(m.Submit(id, pack_u32(prompt), sampling, images=images, **more)))
     assert isinstance(sent, m.Submit)
     return sent
 
@@ -66,25 +66,25 @@ def rejections(bench: Bench) -> dict[int, str]:
     return {one.id: one.message for _, step in bench.server.sent for one in step.rejected}
 
 
-def test_requests_with_pictures_are_served_beside_others_and_their_answers_checked(towers: dict[str, Path]) -> None:
+def test_requests_with_images_are_served_beside_others_and_their_answers_checked(towers: dict[str, Path]) -> None:
     engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
-    prompt, pictures = prompt_with(2, one.vision.spec)
-    [(expected, _)] = Alone(one).answers(Asked(prompt, pictures, NEW))
+    prompt, images = prompt_with(2, one.vision.spec)
+    [(expected, _)] = Alone(one).answers(Asked(prompt, images, NEW))
     bench = bench_of(engine)
     text = list(range(20, 50))
-    bench.send(submit(1, text, None), submit(2, prompt, pictures), submit(3, prompt, pictures[:1]), submit(4, text, []))
+    bench.send(submit(1, text, None), submit(2, prompt, images), submit(3, prompt, images[:1]), submit(4, text, []))
     bench.iterate(30)
     outputs, ends = bench.received()
     assert outputs[2] == expected and outputs[1] == outputs[4] and len(outputs[1]) == NEW
-    assert outputs[3] != expected, "the second picture's tokens are its placeholders"
+    assert outputs[3] != expected, "the second image's tokens are its placeholders"
     assert {end.outcome for end in ends.values()} == {m.Outcome.LENGTH} and not rejections(bench)
-    bench.send(submit(5, prompt, pictures, answer=pack_u32(expected)))
+    bench.send(submit(5, prompt, images, answer=pack_u32(expected)))
     wrong = [*expected[:4], (expected[4] + 1) % 500, *expected[5:]]
-    bench.send(submit(6, prompt, pictures, answer=pack_u32(wrong)))
+    bench.send(submit(6, prompt, images, answer=pack_u32(wrong)))
     bench.iterate(30)
     outputs, ends = bench.received()
     assert outputs[5] == expected and outputs[6] == expected[:5]
-    bench.send(submit(7, prompt, pictures, generated=pack_u32(expected[:5]), crashes=1, original_id=2))
+    bench.send(submit(7, prompt, images, generated=pack_u32(expected[:5]), crashes=1, original_id=2))
     bench.iterate(30)
     resumed = bench.request_table._records[ME, 7].sequence
     assert resumed.tokens[len(prompt) :] == expected, "as if the worker had not been lost"
@@ -94,13 +94,13 @@ def test_requests_with_pictures_are_served_beside_others_and_their_answers_check
 def test_pixels_are_freed_when_a_request_ends(towers: dict[str, Path]) -> None:
     engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
     bench = bench_of(engine)
-    prompt, pictures = prompt_with(1, one.vision.spec)
-    bench.send(submit(1, prompt, pictures), submit(2, prompt, pictures))
+    prompt, images = prompt_with(1, one.vision.spec)
+    bench.send(submit(1, prompt, images), submit(2, prompt, images))
     bench.iterate(2)
     bench.send(m.Abort((2,)))
     bench.iterate(20)
     records = bench.request_table._records.values()
-    assert len(records) == 2 and all(record.sequence.pictures is None for record in records)
+    assert len(records) == 2 and all(record.sequence.images is None for record in records)
 
 
 def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,11 +110,11 @@ def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkey
     vision: Any = engine.runner.vision
     pieces_of = vision._encoder.pieces
 
-    def pieces_but(picture: m.Picture) -> Generator[int, None, torch.Tensor]:
-        if picture.pixels == bad[0].pixels:
+    def pieces_but(image: m.PromptImage) -> Generator[int, None, torch.Tensor]:
+        if image.pixels == bad[0].pixels:
             yield 1
             raise RuntimeError("no kernel for it")
-        found: torch.Tensor = yield from pieces_of(picture)
+        found: torch.Tensor = yield from pieces_of(image)
         return found
 
     monkeypatch.setattr(vision._encoder, "pieces", pieces_but)
@@ -127,16 +127,16 @@ def test_failing_encoder_fails_its_request_alone(towers: dict[str, Path], monkey
     assert "no kernel for it" in ends[2].error
 
 
-def test_streams_go_on_while_a_picture_is_encoded(towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_go_on_while_an_image_is_encoded(towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine, one = engine_of(towers["gemma3"]), served(towers["gemma3"])
-    monkeypatch.setattr(encoder, "ROWS", 64)  # a picture's 256 patches are encoded in four pieces
-    prompt, pictures = prompt_with(2, one.vision.spec)
-    [(expected, _)] = Alone(one).answers(Asked(prompt, pictures, NEW))
+    monkeypatch.setattr(encoder, "ROWS", 64)  # an image's 256 patches are encoded in four pieces
+    prompt, images = prompt_with(2, one.vision.spec)
+    [(expected, _)] = Alone(one).answers(Asked(prompt, images, NEW))
     bench, text = bench_of(engine, cost=0), list(range(20, 30))
     sampling = m.Sampling(150, temperature=0.0, ignore_eos=True)
     bench.send(m.Submit(1, pack_u32(text), sampling))
     bench.iterate(3)
-    bench.send(submit(2, prompt, pictures))
+    bench.send(submit(2, prompt, images))
     spans = []  # (tokens of the stream, layers of the tower) after each iteration
     while 2 not in (received := bench.received())[1]:
         spans.append((len(received[0][1]), engine.runner.layers_started))
@@ -146,12 +146,12 @@ def test_streams_go_on_while_a_picture_is_encoded(towers: dict[str, Path], monke
     assert all(after[0] == before[0] + 1 for before, after in pairwise(spans)), "a token in every iteration"
     most = len(engine.spec.layers) + 1  # layers of the tower that take as long as a step, and a part of one more
     assert all(after[1] - before[1] <= most for before, after in pairwise(spans))
-    # pieces of a picture: one for its patches, and in each layer two for each of four parts
+    # pieces of an image: one for its patches, and in each layer two for each of four parts
     pieces = 1 + one.vision.spec.layers * 2 * 4
     assert len(spans) > 2 * pieces
 
 
-def test_picture_of_a_request_that_ends_is_not_encoded_further(towers: dict[str, Path]) -> None:
+def test_image_of_a_request_that_ends_is_not_encoded_further(towers: dict[str, Path]) -> None:
     engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
     vision, bench = engine.runner.vision, bench_of(engine, cost=0)
     assert vision is not None
@@ -165,10 +165,10 @@ def test_picture_of_a_request_that_ends_is_not_encoded_further(towers: dict[str,
     assert not vision._unread and bench.received()[1][2].outcome is m.Outcome.LENGTH
 
 
-def test_worker_without_a_tower_refuses_pictures(towers: dict[str, Path]) -> None:
+def test_worker_without_a_tower_refuses_images(towers: dict[str, Path]) -> None:
     bench = Bench()
-    _, pictures = prompt_with(1, served(towers["smolvlm"]).vision.spec)
-    bench.send(submit(1, [5, 6], pictures), submit(2, [5, 6], None))
+    _, images = prompt_with(1, served(towers["smolvlm"]).vision.spec)
+    bench.send(submit(1, [5, 6], images), submit(2, [5, 6], None))
     bench.iterate(2)
     assert rejections(bench) == {1: "`prompt` has images, and this model sees no images"}
 
@@ -184,8 +184,8 @@ def test_tower_that_is_not_served_leaves_the_text(towers: dict[str, Path], tmp_p
     answers = []
     for each in (engine, whole):
         bench = bench_of(each)
-        prompt, pictures = prompt_with(1, served(towers["smolvlm"]).vision.spec)
-        bench.send(submit(1, list(range(20, 50)), None), submit(2, prompt, pictures))
+        prompt, images = prompt_with(1, served(towers["smolvlm"]).vision.spec)
+        bench.send(submit(1, list(range(20, 50)), None), submit(2, prompt, images))
         bench.iterate(20)
         answers.append(bench.received()[0][1])
         assert rejections(bench) == ({2: f"`prompt`: {engine.tower.missing}"} if each is engine else {})
@@ -231,7 +231,7 @@ def test_model_without_a_tower_loads_none(checkpoints: Checkpoints) -> None:
     assert engine.tower is None and engine.runner.vision is None
 
 
-def test_metrics_count_pictures_seconds_and_hits(towers: dict[str, Path]) -> None:
+def test_metrics_count_images_seconds_and_hits(towers: dict[str, Path]) -> None:
     vision: Any = engine_of(towers["smolvlm"]).runner.vision
     _, (first, second) = prompt_with(2, vision.spec)
     for each in (first, second, first):
@@ -245,7 +245,7 @@ def test_metrics_count_pictures_seconds_and_hits(towers: dict[str, Path]) -> Non
     assert float(lines["x_picture_encode_seconds_total"]) > 0 and float(lines["x_encoder_cache_bytes"]) > 0
 
 
-def test_tenants_take_turns_in_having_their_pictures_encoded(
+def test_tenants_take_turns_in_having_their_images_encoded(
     towers: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, one = engine_of(towers["smolvlm"]), served(towers["smolvlm"])
@@ -253,20 +253,20 @@ def test_tenants_take_turns_in_having_their_pictures_encoded(
     vision: Any = engine.runner.vision
     pieces_of = vision._encoder.pieces
 
-    def noted(picture: m.Picture) -> Generator[int, None, torch.Tensor]:
-        order.append(picture.pixels)
+    def noted(image: m.PromptImage) -> Generator[int, None, torch.Tensor]:
+        order.append(image.pixels)
         yield 1
-        found: torch.Tensor = yield from pieces_of(picture)
+        found: torch.Tensor = yield from pieces_of(image)
         return found
 
     monkeypatch.setattr(vision._encoder, "pieces", noted)
     asked = [prompt_with(1, one.vision.spec, seed=seed) for seed in range(6)]
     tenants = ["many", "many", "many", "many", "few", "few"]
-    for id, ((prompt, pictures), tenant) in enumerate(zip(asked, tenants, strict=True), 1):
-        bench.send(submit(id, prompt, pictures, tenant=tenant))
+    for id, ((prompt, images), tenant) in enumerate(zip(asked, tenants, strict=True), 1):
+        bench.send(submit(id, prompt, images, tenant=tenant))
     bench.iterate(120)
     _, ends = bench.received()
     assert len(ends) == 6 and {end.outcome for end in ends.values()} == {m.Outcome.LENGTH}
     assert order == [asked[place][1][0].pixels for place in (4, 0, 5, 1, 2, 3)], (
-        "each picture is encoded once, in turns, and the tenant with the fewest tokens begins"
+        "each image is encoded once, in turns, and the tenant with the fewest tokens begins"
     )

@@ -1,5 +1,5 @@
 /* LoRA adapters: to the linear outputs of each row that uses an adapter, scale * factors * (x A B) is added. The
- * structures in worker/ops/lora_native.py have the same fields, in the same order. */
+ * structures in worker/ops/linear/lora_native.py have the same fields, in the same order. */
 #pragma once
 #include "experts.h"
 

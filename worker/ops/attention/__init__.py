@@ -1,4 +1,4 @@
-"""Attention over the paged cache: chooses which form runs."""
+"""Attention over the paged cache, and among all tokens of a text: chooses which form runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,9 @@ from torch import Tensor
 
 from worker.ops import paged_kv
 from worker.ops.attention import native
-from worker.ops.attention.reference import attention_torch
+from worker.ops.attention.reference import attention_torch, text_attention_torch
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
+from worker.ops.native import available
 
 
 def attention(
@@ -26,3 +27,9 @@ def attention(
             return attention_triton(q, cache_k, *args, options=options, **named)
     form = native.attention if paged_kv.supports_cache(q.dtype, cache_k, q.shape[2]) else attention_torch
     return form(q, cache_k, *args, **named)
+
+
+def text_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *, scale: float, reach: int = 0) -> Tensor:
+    """Computes the same as text_attention_torch: in C on a CPU, with the same bits whatever other texts a step has."""
+    in_torch = q.is_cuda or not available(q.dtype)
+    return (text_attention_torch if in_torch else native.text_attention)(q, k, v, starts, scale=scale, reach=reach)

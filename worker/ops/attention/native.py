@@ -49,3 +49,21 @@ def attention(
 
 def check_sinks(sinks: Tensor | None, heads: int) -> None:
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
+
+
+def text_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *, scale: float, reach: int = 0) -> Tensor:
+    """Computes the same as `text_attention_torch`. A row has the same bits whatever other texts a step has.
+
+    Raises MemoryError when there is no memory for the threads' buffers.
+    """
+    heads, d = q.shape[1:]
+    assert heads % k.shape[1] == 0 and k.shape == v.shape and len(q) == len(k) and d <= MAX_HEAD_DIM
+    assert q.dtype == k.dtype == v.dtype and starts.dtype == torch.int32 and starts.is_contiguous()
+    assert all(one.stride(2) == 1 and one.stride(1) == d for one in (q, k, v))
+    out = torch.empty(q.shape, dtype=q.dtype)
+    if kernels()[q.dtype].text_attention(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), starts.data_ptr(), out.data_ptr(), len(starts) - 1, heads,
+        k.shape[1], d, reach, q.stride(0), k.stride(0), v.stride(0), scale, torch.get_num_threads(),
+    ):  # fmt: skip
+        raise MemoryError("no memory for the scratch of attention")
+    return out

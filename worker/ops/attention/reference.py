@@ -7,6 +7,7 @@ Keys and values in codes are converted to q's dtype.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -137,3 +138,30 @@ def _gather(cache: Tensor, slots: Tensor, q: Tensor) -> Tensor:
     if has_scales(cache, q.shape[2]):
         return dequantize_rows(rows, cache.dtype, q.shape[2], q.dtype)
     return rows.view(cache.dtype).to(q.dtype)
+
+
+# Attention among all tokens of a text, in both directions, without a K/V cache: encoders compute whole texts, which lie
+# one after another in the rows of a matrix.
+
+
+def text_attention_torch(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, *, scale: float, reach: int = 0) -> Tensor:
+    """Returns softmax(scale q k^T) v within each text, [T, Hq, D], rounded to q's dtype once.
+
+    q [T, Hq, D], k and v [T, Hk, D], whose rows may be strided; starts [texts + 1] int32 on the host: the first row of
+    each text, and T. reach: a token sees the tokens at most `reach` before and after it; 0: all tokens of its text
+
+    Computes in fp32, one text after another.
+    """
+    group, out = q.shape[1] // k.shape[1], torch.empty_like(q, memory_format=torch.contiguous_format)
+    for begin, end in pairwise(starts.tolist()):
+        queries, keys, values = (
+            one[begin:end].float().repeat_interleave(times, dim=1).transpose(0, 1)
+            for one, times in ((q, 1), (k, group), (v, group))
+        )
+        scores = (queries @ keys.transpose(1, 2)) * scale
+        if reach:
+            places = torch.arange(end - begin, device=q.device)
+            far = (places[:, None] - places).abs() > reach
+            scores = scores.masked_fill(far, float("-inf"))
+        out[begin:end] = (scores.softmax(-1) @ values).transpose(0, 1).to(q.dtype)
+    return out

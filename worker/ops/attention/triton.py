@@ -35,7 +35,7 @@ from worker.ops.attention.triton_prefill import _prefill_kernel
 from worker.ops.attention.triton_shared import LOG2_E, count_splits, sequence_block
 from worker.ops.attention.triton_split import _combine_kernel, _split_kernel
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
-from worker.ops.linear.tiles import cdiv, kind_of, multiprocessors, shared_memory
+from worker.ops.linear.triton_tiles import cdiv, kind_of, multiprocessors, shared_memory
 from worker.ops.triton_common import pdl_options
 
 SPLIT_SIZE = 256  # positions of the shortest splits (see triton_shared.py); a multiple of every block_n

@@ -58,8 +58,8 @@ def gated_linear(
                 x, packed.codes[0], packed.bias, activation, whole_rows=packed.whole_rows, options=options
             )
     elif x.is_cuda and packed.invariant:
-        from worker.ops.linear.tiles import is_single_chain
         from worker.ops.linear.triton import gated_linear_triton
+        from worker.ops.linear.triton_tiles import is_single_chain
 
         if is_single_chain(packed.weight, packed.whole_rows):
             return gated_linear_triton(

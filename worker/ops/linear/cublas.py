@@ -4,16 +4,15 @@ kernels.
 A GEMM of the library adds along K in an order that may depend on the number of rows. So the library computes only
 products whose weight shape and number of rows have been compared on this device (worker/model_runner/check_bits.py).
 Our kernels compute all other products. A weight of four or eight bits in groups is first turned into a tensor for the
-one product. If the K of a weight is split into chains (tiles.py), the library computes each chain, and the partial sums
-are added in order.
+one product. If the K of a weight is split into chains (triton_tiles.py), the library computes each chain, and the
+partial sums are added in order.
 
 cuBLAS would split K among programs if it had memory for partial sums. The environment variables in SCARCE take this
 memory away. They must be set before the library is used for the first time.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor
 from worker.ops.activation import act_and_mul
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.norm.reference import sum_split_k
-from worker.ops.table import Operations
 from worker.spec import Activation
 
 SCARCE: Mapping[str, str] = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
@@ -43,7 +41,7 @@ class Product:
     format: str = ""
 
 
-def library_linear(
+def cublas_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *,
     fp32_out: bool = False, split_k: bool = False, whole_rows: int = 0,
 ) -> Tensor:  # fmt: skip
@@ -52,7 +50,7 @@ def library_linear(
     Returns [T, N] in x's dtype, or in float32 if `fp32_out`. With `split_k` and S chains, returns their partial sums
     [S, T, N] float32. whole_rows: see PackedLinear.
     """
-    from worker.ops.linear.tiles import chain_length
+    from worker.ops.linear.triton_tiles import chain_length
 
     columns, depth = weight.shape
     chain = chain_length(whole_rows or columns, depth)
@@ -75,7 +73,7 @@ def multiply_wide(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
         torch.mm(x.float(), weight.T.float(), out=out)
 
 
-def can_be_library(packed: PackedLinear) -> bool:
+def can_use_cublas(packed: PackedLinear) -> bool:
     """Returns whether the library may multiply by the weight: its products must be batch-invariant, and it is a tensor
     of numbers, or has codes whose inputs are in order.
     """
@@ -106,30 +104,24 @@ def weight_of_numbers(packed: PackedLinear, dtype: torch.dtype) -> Tensor:
     return unpack_triton(packed.codes, dtype)
 
 
-def with_library(operations: Operations, equal: frozenset[Product]) -> Operations:
-    """Returns operations that let the library compute the products in `equal`."""
-    if not equal:
-        return operations
-    linear = partial(_linear, operations.linear, equal)
-    return replace(operations, linear=linear, gated_linear=partial(_gated_linear, operations.gated_linear, equal))
-
-
 def _is_equal(equal: frozenset[Product], x: Tensor, packed: PackedLinear) -> bool:
-    return len(x) >= fewest_rows(packed) and can_be_library(packed) and product_of(x, packed) in equal
+    return len(x) >= fewest_rows(packed) and can_use_cublas(packed) and product_of(x, packed) in equal
 
 
-def _linear(
+def linear_with_cublas(
     ours: Callable[..., Tensor], equal: frozenset[Product], x: Tensor, packed: PackedLinear, **how: Any
 ) -> Tensor:
+    """Returns what `ours`, our kernels' product, returns. The library computes the products in `equal`."""
     if not _is_equal(equal, x, packed):
         return ours(x, packed, **how)
-    return library_linear(x, weight_of_numbers(packed, x.dtype), packed.bias, whole_rows=packed.whole_rows, **how)
+    return cublas_linear(x, weight_of_numbers(packed, x.dtype), packed.bias, whole_rows=packed.whole_rows, **how)
 
 
-def _gated_linear(
+def gated_linear_with_cublas(
     ours: Callable[..., Tensor], equal: frozenset[Product], x: Tensor, packed: PackedLinear, activation: Activation
 ) -> Tensor:
+    """Does the same as `linear_with_cublas` for the stacked weights of gate and up."""
     if not _is_equal(equal, x, packed):
         return ours(x, packed, activation)
     weight = weight_of_numbers(packed, x.dtype)
-    return act_and_mul(library_linear(x, weight, packed.bias, whole_rows=packed.whole_rows), activation)
+    return act_and_mul(cublas_linear(x, weight, packed.bias, whole_rows=packed.whole_rows), activation)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from worker.ops.block_rows import BlockRows, joined_rows
 from worker.ops.native import (
+    PANEL,
     Memory,
     address,
     available,
@@ -43,7 +44,6 @@ from worker.ops.quantized_weight import (
 )
 
 LAYOUT = 6  # version of packed weights: to be raised if csrc/weight.h or the choice of quantized codes changes
-PANEL = 32  # columns of a packed panel
 K_STEP = 32  # how many inputs a step of a bf16 kernel multiplies
 CODE_BLOCK = 16  # inputs of a block of codes
 # The kinds of numbers in weight.h. PLAIN: of the weight's dtype; INTEGER4, 6, 8: codes that are multiplied as

@@ -2,15 +2,15 @@
 
 In this file, a product is a matrix product.
 
-The bits are batch-invariant for the following reasons. K is split at absolute positions into chains (tiles.py). For
-each output element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias after
-the first chain). The division of work never affects the bits: one program may compute all chains of its tile; or each
-chain has its own program, and the kernel that reads the result adds the partial sums (worker/ops/norm/reference.py).
-Inside a chain, K advances by the tensor core's step (16 for 16-bit numbers) for any BLOCK_K, zeros beyond the end add
-nothing, and the same instruction runs throughout. The weight's rows are always the instruction's M side, 64 per warp
-group. The tokens are the N side: an instruction has 8 to 256 tokens, and no token affects another token. So tiles may
-depend on the number of tokens, but chains must not. All of this relies on one assumption about the hardware: wgmma
-m64nNk16 (k32 for e4m3) gives an element the same bits for every N.
+The bits are batch-invariant for the following reasons. K is split at absolute positions into chains (triton_tiles.py).
+For each output element, every chain is one fp32 accumulation from zero, and the chains are added in order (the bias
+after the first chain). The division of work never affects the bits: one program may compute all chains of its tile; or
+each chain has its own program, and the kernel that reads the result adds the partial sums
+(worker/ops/norm/reference.py). Inside a chain, K advances by the tensor core's step (16 for 16-bit numbers) for any
+BLOCK_K, zeros beyond the end add nothing, and the same instruction runs throughout. The weight's rows are always the
+instruction's M side, 64 per warp group. The tokens are the N side: an instruction has 8 to 256 tokens, and no token
+affects another token. So tiles may depend on the number of tokens, but chains must not. All of this relies on one
+assumption about the hardware: wgmma m64nNk16 (k32 for e4m3) gives an element the same bits for every N.
 
 Textbooks put the tokens on the M side. Here the weights are on the M side, because with few tokens, a product takes as
 long as reading the weights. To read them at full speed, an H200 needs about 3 MB in flight, or 24 KB per
@@ -36,8 +36,7 @@ from torch import Tensor
 
 from worker.ops.activation.triton import act_times_up
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
-from worker.ops.linear import tiles
-from worker.ops.linear.tiles import Tile, cdiv
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.triton_accumulate import (
     accumulate_chain,
     accumulate_gated_chain,
@@ -47,6 +46,7 @@ from worker.ops.linear.triton_accumulate import (
     load_scales,
     tile_index,
 )
+from worker.ops.linear.triton_tiles import Tile, cdiv
 from worker.ops.triton_common import (
     FORMAT_CODES,
     launch_dependents,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.linear.tiles import Tile, multiprocessors
+from worker.ops.linear.triton_tiles import Tile, multiprocessors
 from worker.ops.triton_common import widen
 
 

@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.ops.launch_options import GpuOptions
-from worker.ops.linear import tiles
-from worker.ops.linear.tiles import Tile, cdiv
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.triton_accumulate import accumulate_chain, load_bias
+from worker.ops.linear.triton_tiles import Tile, cdiv
 from worker.ops.norm.triton import add_norm_row, norm_options, norm_warps
 from worker.ops.triton_common import FEW_ROWS, launch_dependents, prefetch_to_l2, product_options, wait_for_kernels
 

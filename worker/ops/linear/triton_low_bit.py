@@ -19,11 +19,11 @@ from torch import Tensor
 
 from worker.ops.activation.triton import act_times_up
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
-from worker.ops.linear import tiles
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.packed_codes import ROWS, STEP, PackedCodes
-from worker.ops.linear.tiles import Tile, cdiv
 from worker.ops.linear.triton_accumulate import load_bias, load_tokens, tile_index
 from worker.ops.linear.triton_dequantize import Format, dequantize, widen_half
+from worker.ops.linear.triton_tiles import Tile, cdiv
 from worker.ops.triton_common import launch_dependents, prefetch_to_l2, product_options, wait_for_kernels
 from worker.spec import ACTIVATIONS
 

@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from worker.ops.moe import native as experts_c
-from worker.ops.moe.packed import CLEAR, Experts, Gather, in_c
-from worker.ops.moe.reference import choice_keys, experts_torch, group_scores, in_chosen_groups, router_logits
+from worker.ops.moe.packed import CLEAR, Experts, Gather, PackedExperts, in_c
+from worker.ops.moe.reference import (
+    choice_keys,
+    experts_torch,
+    group_scores,
+    in_chosen_groups,
+    linear_per_head_torch,
+    router_logits,
+)
 from worker.spec import Activation, ExpertGroups
 
 
@@ -67,3 +74,14 @@ def _is_clear(keys: Tensor, largest: Tensor, chosen: int) -> Tensor:
         return torch.ones(len(keys), dtype=torch.bool, device=keys.device)
     last, next_one = keys.topk(chosen + 1, dim=1).values[:, -2:].unbind(1)
     return last - next_one > CLEAR * largest
+
+
+def linear_per_head(x: Tensor, packed: PackedExperts) -> Tensor:
+    """Computes the same as linear_per_head_torch: in C if the weights are packed for it, or in Triton on a GPU."""
+    if packed.cpu is not None:
+        return experts_c.linear_per_head(x, packed.cpu)
+    if x.is_cuda:
+        from worker.ops.moe.triton import linear_per_head_triton
+
+        return linear_per_head_triton(x, packed)
+    return linear_per_head_torch(x, packed)

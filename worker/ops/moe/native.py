@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from worker.ops.exchange import RanksC
-from worker.ops.linear.native import NUMBERS, TENSORS, Coded, CpuWeight, ExpertWeight, WeightStruct, pack_weight
+from worker.ops.linear.native import (
+    NUMBERS,
+    TENSORS,
+    Coded,
+    CpuWeight,
+    ExpertWeight,
+    GemmJob,
+    WeightStruct,
+    pack_weight,
+)
 from worker.ops.native import ALIGNMENT, MAX_CHOSEN, MAX_GROUPS, address, fresh_memory, kernels, library
 from worker.spec import ExpertGroups
 
@@ -301,3 +310,20 @@ def combine(
         t, chosen, hidden, torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def linear_per_head(x: Tensor, packed: CpuExperts) -> Tensor:
+    """Computes the same as linear_per_head_torch.
+
+    Raises MemoryError when there is no memory for the threads' buffers.
+    """
+    (t, heads, k), n, size = x.shape, packed.n, x.element_size()
+    assert heads == packed.count and k == packed.k and x.dtype == packed.dtype
+    by_head, out = x.transpose(0, 1).contiguous(), torch.empty(heads, t, n, dtype=x.dtype)
+    jobs = (GemmJob * heads)()
+    for h, job in enumerate(jobs):
+        job.weights, job.t = addressof(packed.structs[h]), t
+        job.x, job.out = by_head.data_ptr() + h * t * k * size, out.data_ptr() + h * t * n * size
+    if kernels()[x.dtype].gemm(addressof(jobs), heads, x.dtype == torch.bfloat16, torch.get_num_threads()):
+        raise MemoryError("no memory for the buffers of a matmul")
+    return out.transpose(0, 1).contiguous()

@@ -156,3 +156,16 @@ def expert_linear(x: Tensor, packed: PackedExperts, expert: int, *, fp32_out: bo
     kind = torch.float32 if fp32_out else x.dtype  # the product of float32 copies is not rounded to x's dtype
     bias = None if packed.bias is None else packed.bias[expert].to(kind)
     return F.linear(x.to(kind), packed.weight[expert].to(kind), bias)
+
+
+# Products in which every head has a weight of its own. Latent attention has such weights (worker/models/latent.py).
+#
+# The weights of all heads are packed like one linear of a layer's experts: head h is expert h, and every row uses all.
+
+
+def linear_per_head_torch(x: Tensor, packed: PackedExperts) -> Tensor:
+    """Returns for each head h the product x[:, h] @ weight[h].T: [T, H, N] in x's dtype, contiguous.
+
+    x: [T, H, K]
+    """
+    return torch.stack([expert_linear(x[:, h].contiguous(), packed, h) for h in range(x.shape[1])], dim=1)

@@ -15,9 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.ops.activation.triton import act_and_mul_triton, activate_triton
-from worker.ops.linear import linear, tiles
-from worker.ops.linear.tiles import Tile
+from worker.ops.linear import linear
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.triton_low_bit import fitted
+from worker.ops.linear.triton_tiles import Tile
 from worker.ops.moe.packed import Experts, Gather, PackedExperts
 from worker.ops.moe.triton_grouped import grouped_linear_triton
 from worker.ops.moe.triton_grouped_low_bit import can_be_gated, quantized_grouped_linear_triton
@@ -142,7 +143,7 @@ def _linear(
 
 
 def linear_per_head_triton(x: Tensor, packed: PackedExperts) -> Tensor:
-    """Computes the same as linear_per_head_torch in worker/ops/moe/per_head.py. A slot is one head of a row."""
+    """Computes the same as linear_per_head_torch in worker/ops/moe/reference.py. A slot is one head of a row."""
     tokens, heads, _ = x.shape
     numbers = torch.arange(heads, dtype=torch.int32, device=x.device).repeat(tokens)[:, None]
     rows = x.contiguous().flatten(0, 1)

@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.ops.activation.triton import act_times_up
-from worker.ops.linear import tiles
-from worker.ops.linear.tiles import Tile, cdiv
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.triton import kernel_view
 from worker.ops.linear.triton_accumulate import (
     accumulate_chain,
@@ -25,6 +24,7 @@ from worker.ops.linear.triton_accumulate import (
     load_scales,
     tile_index,
 )
+from worker.ops.linear.triton_tiles import Tile, cdiv
 from worker.ops.moe.triton_routing import TABLE_COLUMNS, Groups, load_group
 from worker.ops.triton_common import quantize_tokens_triton
 

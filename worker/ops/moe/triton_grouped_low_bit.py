@@ -12,7 +12,6 @@ from torch import Tensor
 
 from worker.ops.activation.triton import act_times_up
 from worker.ops.linear.packed_codes import ROWS
-from worker.ops.linear.tiles import Tile, cdiv
 from worker.ops.linear.triton_accumulate import load_bias, tile_index
 from worker.ops.linear.triton_low_bit import (
     accumulate_codes,
@@ -23,6 +22,7 @@ from worker.ops.linear.triton_low_bit import (
     operands,
     row_words,
 )
+from worker.ops.linear.triton_tiles import Tile, cdiv
 from worker.ops.moe.packed_codes import ExpertCodes
 from worker.ops.moe.triton_routing import TABLE_COLUMNS, Groups, load_group
 

@@ -17,7 +17,7 @@ def _has_shape(supports: Callable[..., bool]) -> Callable[..., bool]:
     return lambda projected, _, weights, shape, *rest: supports(projected.dtype, shape)
 
 
-def _has_taps(projected: Tensor, weight: Tensor, *_: Any) -> bool:
+def _supports_short_conv(projected: Tensor, weight: Tensor, *_: Any) -> bool:
     return short_conv_c.supports_short_conv(projected.dtype, len(weight))
 
 
@@ -31,5 +31,5 @@ mamba2 = choosing(
     mamba2_torch, "worker.ops.recurrent.triton.mamba2_triton", mamba2_c.mamba2, _has_shape(mamba2_c.supports_mamba2)
 )
 short_conv = choosing(
-    short_conv_torch, "worker.ops.recurrent.triton.short_conv_triton", short_conv_c.short_conv, _has_taps
+    short_conv_torch, "worker.ops.recurrent.triton.short_conv_triton", short_conv_c.short_conv, _supports_short_conv
 )

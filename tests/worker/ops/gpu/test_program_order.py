@@ -150,8 +150,8 @@ def products() -> Iterable[Tensor]:
 
 def spilled_products() -> Iterable[Tensor]:
     """Yields a product with three tiles in two programs."""
-    from worker.ops.linear.tiles import Tile
     from worker.ops.linear.triton import linear_triton
+    from worker.ops.linear.triton_tiles import Tile
 
     weight, bias = random(70, 800, dtype=HALF, seed=1), random(70, dtype=HALF, seed=2)
     with patch("worker.ops.linear.triton_accumulate.multiprocessors", lambda device: 2):

@@ -22,9 +22,10 @@ from bench.gpu.offline.triton_offline import (
 from worker.ops import triton_common
 from worker.ops.activation import triton as act_and_mul
 from worker.ops.activation import triton as activate
-from worker.ops.linear import tiles, triton_accumulate
 from worker.ops.linear import triton as linear_triton
-from worker.ops.linear.tiles import DeviceKind, Tile
+from worker.ops.linear import triton_accumulate
+from worker.ops.linear import triton_tiles as tiles
+from worker.ops.linear.triton_tiles import DeviceKind, Tile
 from worker.ops.norm import triton as norm_triton
 from worker.ops.recurrent import triton as delta_net
 from worker.ops.recurrent import triton as mamba2

@@ -25,7 +25,8 @@ from worker.ops.activation import triton as act_and_mul
 from worker.ops.activation import triton as output_gate
 from worker.ops.attention import triton as attention
 from worker.ops.launch_options import GpuOptions
-from worker.ops.linear import tiles, triton_fused
+from worker.ops.linear import triton_fused
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.norm import triton as norm
 from worker.ops.triton_common import product_options
 

@@ -29,7 +29,7 @@ from bench.gpu.offline.triton_offline import (
     usage,
 )
 from tests.worker.ops.harness.compile_quantized import drawn, weight
-from worker.ops.linear import tiles
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.packed_codes import ROWS
 from worker.ops.moe import experts

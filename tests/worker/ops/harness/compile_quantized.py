@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from bench.gpu.offline.triton_offline import SHARED, Variant, tensor_core_steps, through_shared_memory, usage
-from worker.ops.linear import tiles, triton_low_bit
+from worker.ops.linear import triton_low_bit
+from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.packed_codes import ROWS, STEP, WHOLE_ROW, PackedCodes
-from worker.ops.linear.tiles import Tile
+from worker.ops.linear.triton_tiles import Tile
 from worker.ops.quantized_weight import E2M1, E4M3, INT4, INT8, IQ4_NL, NF4, CodeMap
 
 T = TypeVar("T")

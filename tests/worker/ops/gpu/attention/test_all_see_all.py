@@ -1,4 +1,4 @@
-"""The Triton kernels for causal attention compute attention among all patches of a picture like plain PyTorch."""
+"""The Triton kernels for causal attention compute attention among all patches of an image like plain PyTorch."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.ops.table import FAST
+from worker.operations import FAST
 from worker.vision import attention
 from worker.vision.attention import Queries, Windows
 

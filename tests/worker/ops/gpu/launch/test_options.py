@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shared.config.worker import GPU_OPTIONS as FLAG_VALUES
+from worker.operations import FAST, OperationsWithFusedNorms, with_options
 from worker.ops.launch_options import GPU_OPTIONS, NO_OPTIONS, GpuOptions, options_named
-from worker.ops.table import FAST, OperationsWithFusedNorms, with_options
 
 CUDA = torch.device("cuda")
 

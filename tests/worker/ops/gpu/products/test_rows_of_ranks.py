@@ -8,8 +8,8 @@ import torch
 
 from tests.worker.ops.harness.cases import TRITON_DTYPES, poisoned, random
 from tests.worker.ops.harness.quantized import quantized
-from worker.ops.linear import tiles
-from worker.ops.linear.cublas import library_linear
+from worker.ops.linear import triton_tiles as tiles
+from worker.ops.linear.cublas import cublas_linear
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.quantized_weight import INT4
 
@@ -69,5 +69,5 @@ def test_rows_of_gate_and_up(device: str) -> None:
 
 def test_rows_of_a_product_by_the_library() -> None:
     x, weight = random(3, DEPTH), random(ROWS, DEPTH, seed=1)
-    assert library_linear(x, weight[HALVES[0]], None, split_k=True).shape == (2, 3, ROWS // 2)
-    assert library_linear(x, weight[HALVES[0]], None, split_k=True, whole_rows=ROWS).shape == (3, ROWS // 2)
+    assert cublas_linear(x, weight[HALVES[0]], None, split_k=True).shape == (2, 3, ROWS // 2)
+    assert cublas_linear(x, weight[HALVES[0]], None, split_k=True, whole_rows=ROWS).shape == (3, ROWS // 2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker.ops.linear.tiles import (
+from worker.ops.linear.triton_tiles import (
     CHAIN_STEP,
     EXPERT_TILE_ROWS,
     MAX_CHAINS,

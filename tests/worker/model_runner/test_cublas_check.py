@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shared.config.worker import WorkerConfig
 from worker.model_runner import check_bits
-from worker.model_runner.check_bits import compare, row_counts, with_equal_library_products
+from worker.model_runner.check_bits import compare, row_counts, with_cublas_where_equal
+from worker.operations import TORCH
 from worker.ops.linear.cublas import Product
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.reference import linear_torch
-from worker.ops.table import TORCH
 
 PACKED = PackedLinear(torch.arange(48.0).view(4, 12) / 7, None, True)
 
@@ -79,12 +79,12 @@ def test_checked_library_computes_what_was_equal_and_the_log_says_so(
     weights = SimpleNamespace(layers=[SimpleNamespace(linears=[PACKED, PACKED])], head=PACKED)
     decoder: Any = SimpleNamespace(weights=weights, operations=TORCH, with_operations=lambda operations: operations)
     worker = WorkerConfig(max_step_tokens=700, prefill_chunk_size=256)
-    assert with_equal_library_products(decoder, replace(worker, gpu_options="")) is decoder and not caplog.records
+    assert with_cublas_where_equal(decoder, replace(worker, gpu_options="")) is decoder and not caplog.records
     monkeypatch.setattr(check_bits, "compare", partial(compare, ours=linear_by_rows, library=other_bits))
-    operations: Any = with_equal_library_products(decoder, worker)
+    operations: Any = with_cublas_where_equal(decoder, worker)
     assert operations.linear.args[1] == {Product(4, 12, rows) for rows in (256, 384, 512, 700)}
     monkeypatch.setattr(check_bits, "compare", partial(compare, ours=linear_by_rows, library=broken))
-    assert with_equal_library_products(decoder, worker) is TORCH  # type: ignore[comparison-overlap]
+    assert with_cublas_where_equal(decoder, worker) is TORCH  # type: ignore[comparison-overlap]
     found = [record.getMessage() for record in caplog.records]
     assert found == [
         "the library computes 4 products of many rows, with the bits of our kernels",

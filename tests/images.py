@@ -1,4 +1,4 @@
-"""Tiny complete checkpoints that see pictures: tower, tokenizer, chat template and processor, as on the hub."""
+"""Tiny complete checkpoints that see images: tower, tokenizer, chat template and processor, as on the hub."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ PIXTRAL_TEMPLATE = (
     "{% endfor %}"
 )
 PIXTRAL_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]"]
-LONGEST_EDGE = 96  # longest edge of pictures for Pixtral, in pixels
+LONGEST_EDGE = 96  # longest edge of images for Pixtral, in pixels
 LFM2_TOKENS = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
 LFM2_TOKENS += [f"<|img_row_{row}_col_{column}|>" for row in range(1, ROWS + 1) for column in range(1, ROWS + 1)]
 LFM2_SETTINGS: dict[str, Any] = {
@@ -55,10 +55,10 @@ MERGES = {"mistral3": 2, "llava": 1}
 TILED = ("idefics3", "smolvlm")
 QWENS = ("qwen2_5_vl", "qwen3_5", "qwen3_vl", "qwen3_vl_moe")
 QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-AREA = {"shortest_edge": 512, "longest_edge": 4096}  # bounds on the pixels of pictures for Qwen: 8 to 64 tokens
+AREA = {"shortest_edge": 512, "longest_edge": 4096}  # bounds on the pixels of images for Qwen: 8 to 64 tokens
 GEMMA4_NAMED = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
 GEMMA4_AUDIO = {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"}
-SOFT_TOKENS = 70  # tokens of a picture for Gemma 4: the fewest that its processor allows
+SOFT_TOKENS = 70  # tokens of an image for Gemma 4: the fewest that its processor allows
 GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
 
@@ -100,7 +100,7 @@ POOLED = {"gemma4_small": 2, "gemma4_dense": 3, "gemma4_unified": 3}  # patches 
 
 
 def seeing_checkpoint(kind: str, folder: Path) -> Path:
-    """Saves a checkpoint that sees pictures."""
+    """Saves a checkpoint that sees images."""
     tokenizer = tokenizer_of(kind)
     build(kind).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -123,7 +123,7 @@ def seeing_checkpoint(kind: str, folder: Path) -> Path:
 
 
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Draws a picture with an edge and noise."""
+    """Draws an image with an edge and noise."""
     levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     levels[: height // 2, : width // 3] = (250, 10, 60)
     return Image.fromarray(levels)

@@ -1,4 +1,4 @@
-"""bench/peers/pictures.py with fake servers that answer at once, cache pictures, or refuse."""
+"""bench/peers/images.py with fake servers that answer at once, cache images, or refuse."""
 
 import json
 import threading
@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from bench.client.server import BenchError
-from bench.peers import pictures
-from bench.peers.pictures import compare, first_token, main, picture
+from bench.peers import images
+from bench.peers.images import compare, first_token, image, main
 
 ANSWERS_S, ENCODES_S = 0.01, 0.1
 
@@ -32,7 +32,7 @@ class Clock:
 def serving(
     *chunks: dict[str, object], status: int = 200, encodes_s: float = 0.0, clock: Clock | None = None
 ) -> Iterator[str]:
-    """Yields the address of a fake server that streams `chunks`, and takes `encodes_s` seconds for each new picture."""
+    """Yields the address of a fake server that streams `chunks`, and takes `encodes_s` seconds for each new image."""
     seen, passing = set(), clock or Clock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,9 +72,9 @@ ROLE = {"choices": [{"delta": {"role": "assistant", "content": None}}]}
 TOKEN = {"choices": [{"delta": {"content": "a"}, "finish_reason": None}]}
 
 
-def test_second_question_of_a_server_that_keeps_pictures_is_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_question_of_a_server_that_keeps_images_is_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(pictures, "time", clock)
+    monkeypatch.setattr(images, "time", clock)
     with serving(ROLE, TOKEN, clock=clock) as fast, serving(ROLE, TOKEN, encodes_s=ENCODES_S, clock=clock) as slow:
         table = compare(Namespace(urls=[fast, slow], sides=["224"], rounds=3))
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()]
@@ -84,13 +84,13 @@ def test_second_question_of_a_server_that_keeps_pictures_is_sooner(monkeypatch: 
 
 def test_answer_without_a_token_and_refusal_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(ROLE) as empty, pytest.raises(BenchError, match="ended an answer without a token"):
-        first_token(empty, "m", picture(64, 0), "What?")
+        first_token(empty, "m", image(64, 0), "What?")
     with serving(status=400) as refusing:
         assert main([refusing, "--sides", "224"]) == 1
     assert "does not answer: HTTP Error 400" in capsys.readouterr().err
     assert main(["http://127.0.0.1:1"]) == 1 and main(["x", "--sides", "7"]) == 2
 
 
-def test_pictures_differ_by_seed_and_are_small() -> None:
-    assert picture(1024, 0) == picture(1024, 0) != picture(1024, 1)
-    assert len(picture(1024, 0)) < 100_000
+def test_images_differ_by_seed_and_are_small() -> None:
+    assert image(1024, 0) == image(1024, 0) != image(1024, 1)
+    assert len(image(1024, 0)) < 100_000

@@ -7,22 +7,22 @@ from torch import Tensor
 
 from tests.worker.ops.harness.cases import close, near, random
 from tests.worker.ops.harness.quantized import quantized
+from worker.model_runner.check_bits import with_cublas
+from worker.operations import TORCH
 from worker.ops.linear.cublas import (
     FEWEST_ROWS,
     FEWEST_ROWS_OF_CODES,
     Product,
-    can_be_library,
-    library_linear,
+    can_use_cublas,
+    cublas_linear,
     product_of,
-    with_library,
 )
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.linear.reference import linear_torch
-from worker.ops.linear.tiles import chain_length
+from worker.ops.linear.triton_tiles import chain_length
 from worker.ops.norm.reference import sum_split_k
 from worker.ops.quantized_weight import INT4, QuantizedWeight
-from worker.ops.table import TORCH
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -31,11 +31,11 @@ def test_library_linear_adds_the_chains_in_order(columns: int, depth: int, biase
     x, weight = random(5, depth), random(columns, depth, seed=1)
     bias = random(columns, seed=2) if biased else None
     expected = linear_torch(x, PackedLinear(weight, bias, True))
-    close(library_linear(x, weight, bias), expected)
-    close(library_linear(x, weight, bias, fp32_out=True), expected)
-    terms, chains = library_linear(x, weight, bias, split_k=True), -(-depth // chain_length(columns, depth))
+    close(cublas_linear(x, weight, bias), expected)
+    close(cublas_linear(x, weight, bias, fp32_out=True), expected)
+    terms, chains = cublas_linear(x, weight, bias, split_k=True), -(-depth // chain_length(columns, depth))
     assert terms.shape == ((chains, 5, columns) if chains > 1 else (5, columns))
-    assert torch.equal(sum_split_k(terms, 2, torch.float32), library_linear(x, weight, bias))
+    assert torch.equal(sum_split_k(terms, 2, torch.float32), cublas_linear(x, weight, bias))
 
 
 def test_library_computes_only_the_products_that_were_equal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,20 +47,20 @@ def test_library_computes_only_the_products_that_were_equal(monkeypatch: pytest.
 
     packed, x = PackedLinear(random(8, 16), None, True), random(3 * FEWEST_ROWS, 16)
     equal = frozenset({Product(8, 16, FEWEST_ROWS), Product(8, 16, 3)})
-    linear = with_library(TORCH, equal).linear.func  # type: ignore[attr-defined]
+    linear = with_cublas(TORCH, equal).linear.func  # type: ignore[attr-defined]
     for rows in (3, FEWEST_ROWS, FEWEST_ROWS + 1, 2 * FEWEST_ROWS):
         close(linear(ours, equal, x[:rows], packed), linear_torch(x[:rows], packed))
     assert asked == [3, FEWEST_ROWS + 1, 2 * FEWEST_ROWS]
-    operations = with_library(TORCH, equal)
+    operations = with_cublas(TORCH, equal)
     gated = operations.gated_linear(x[:FEWEST_ROWS], packed, "silu")
     close(gated, TORCH.gated_linear(x[:FEWEST_ROWS], packed, "silu"))
-    assert with_library(TORCH, frozenset()) is TORCH
+    assert with_cublas(TORCH, frozenset()) is TORCH
 
 
 def test_library_is_for_plain_weights_that_are_to_be_invariant() -> None:
     weight = random(8, 16)
-    assert can_be_library(PackedLinear(weight, None, True)) and not can_be_library(PackedLinear(weight, None, False))
-    assert not can_be_library(PackedLinear(weight.to(torch.int8), None, True, scale=torch.ones(8)))
+    assert can_use_cublas(PackedLinear(weight, None, True)) and not can_use_cublas(PackedLinear(weight, None, False))
+    assert not can_use_cublas(PackedLinear(weight.to(torch.int8), None, True, scale=torch.ones(8)))
 
 
 def of_codes(weight: QuantizedWeight) -> PackedLinear:
@@ -70,7 +70,7 @@ def of_codes(weight: QuantizedWeight) -> PackedLinear:
 def test_library_multiplies_by_codes_of_many_rows_that_are_in_order() -> None:
     weight, asked = quantized(INT4, 40, 200), list[int]()
     packed = of_codes(weight)
-    assert not can_be_library(of_codes(replace(weight, input_order=torch.arange(200))))
+    assert not can_use_cublas(of_codes(replace(weight, input_order=torch.arange(200))))
     x = random(FEWEST_ROWS_OF_CODES, 200, dtype=torch.float16)
     equal = frozenset(product_of(x[:rows], packed) for rows in (FEWEST_ROWS, FEWEST_ROWS_OF_CODES))
 
@@ -78,7 +78,7 @@ def test_library_multiplies_by_codes_of_many_rows_that_are_in_order() -> None:
         asked.append(len(x))
         return x[:, :40]
 
-    linear = with_library(TORCH, equal).linear.func  # type: ignore[attr-defined]
+    linear = with_cublas(TORCH, equal).linear.func  # type: ignore[attr-defined]
     expected = linear_torch(x, PackedLinear(weight.dequantize(torch.float16), None, True))
     near(linear(ours, equal, x, packed), expected)
     linear(ours, equal, x[:FEWEST_ROWS], packed)

@@ -1,4 +1,4 @@
-"""`LLM.chat` accepts pictures as Pillow's images and as paths."""
+"""`LLM.chat` accepts images as Pillow's images and as paths."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ from frontend.text.tokenizer import Tokenizer
 from shared.images import MAX_BYTES
 from tests.fakes import FakePool
 from tests.frontend.offline.harness import echoing, llm_over
-from tests.pictures import drawn, seeing_checkpoint
+from tests.images import drawn, seeing_checkpoint
 
 WORDS = {"type": "text", "text": "What?"}
 
@@ -29,8 +29,8 @@ def asked(part: Any, sight: Tokenizer) -> Any:
     with llm_over(pool, sight) as llm:
         llm.chat([{"role": "user", "content": [part, WORDS]}], max_tokens=2)
     (one,) = pool.submitted
-    (picture,) = one.stream.submit.pictures or ()
-    return picture.pixels
+    (image,) = one.stream.submit.images or ()
+    return image.pixels
 
 
 def test_images_and_paths_are_seen_as_over_http(sight: Tokenizer, tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_images_and_paths_are_seen_as_over_http(sight: Tokenizer, tmp_path: Path
     (tmp_path / "a.png").write_bytes(file.getvalue())
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     expected = asked({"type": "image_url", "image_url": {"url": url}}, sight)
-    for picture in (image, tmp_path / "a.png", str(tmp_path / "a.png")):
-        assert asked({"type": "image", "image": picture}, sight) == expected
+    for given in (image, tmp_path / "a.png", str(tmp_path / "a.png")):
+        assert asked({"type": "image", "image": given}, sight) == expected
     assert asked({"type": "image_pil", "image_pil": image}, sight) == expected
 
 
@@ -59,7 +59,7 @@ def test_orientation_of_an_image_counts(sight: Tokenizer) -> None:
     assert turned == asked({"type": "image", "image": drawn(50, 30).transpose(Image.Transpose.ROTATE_270)}, sight)
 
 
-def test_what_is_no_picture_is_refused_in_words(sight: Tokenizer, tmp_path: Path) -> None:
+def test_what_is_no_image_is_refused_in_words(sight: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hi")
     with (tmp_path / "big.png").open("wb") as big:
         big.write(b"\x89PNG")
@@ -70,6 +70,6 @@ def test_what_is_no_picture_is_refused_in_words(sight: Tokenizer, tmp_path: Path
         (tmp_path / "big.png", "big.png has more than 20 MiB"),
         (3, "is a int, neither an image of Pillow nor a path"),
     ]
-    for picture, words in cases:
+    for image, words in cases:
         with pytest.raises(BadRequest, match=words):
-            asked({"type": "image", "image": picture}, sight)
+            asked({"type": "image", "image": image}, sight)

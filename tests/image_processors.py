@@ -1,4 +1,4 @@
-"""The processors of transformers for the checkpoints of tests/pictures.py. Importing them takes two seconds."""
+"""The processors of transformers for the checkpoints of tests/images.py. Importing them takes two seconds."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
 
-from tests.pictures import (
+from tests.images import (
     AREA,
     GEMMA4S,
     LFM2_SETTINGS,

@@ -1,4 +1,4 @@
-"""A server that sees pictures: the official SDKs, two frontends, a worker that is killed, receipts."""
+"""A server that sees images: the official SDKs, two frontends, a worker that is killed, receipts."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.e2e.server import Server, serving
-from tests.pictures import drawn, seeing_checkpoint
+from tests.images import drawn, seeing_checkpoint
 
 TOKENS = 40
 
@@ -27,8 +27,8 @@ def data(seed: int) -> str:
 
 
 def asking(seed: int, question: str = "What is this?") -> list[dict[str, Any]]:
-    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data(seed)}"}}
-    return [{"role": "user", "content": [picture, {"type": "text", "text": question}]}]
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data(seed)}"}}
+    return [{"role": "user", "content": [image, {"type": "text", "text": question}]}]
 
 
 @pytest.fixture(scope="module", params=["idefics3", "gemma3", "qwen3_5", "qwen3_vl"])
@@ -48,7 +48,7 @@ def answer(server: Server, seed: int, **more: Any) -> Any:
     return found
 
 
-def test_both_sdks_see_the_same_picture(seeing: Server) -> None:
+def test_both_sdks_see_the_same_image(seeing: Server) -> None:
     with openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="none") as sdk:
         chat = sdk.chat.completions.create(model="m", messages=asking(0), max_tokens=9, temperature=0)  # type: ignore[arg-type]
         text = chat.choices[0].message.content
@@ -67,7 +67,7 @@ def test_both_sdks_see_the_same_picture(seeing: Server) -> None:
     assert counted.input_tokens == message.usage.input_tokens == chat.usage.prompt_tokens
 
 
-def test_answers_with_pictures_survive_the_worker_and_are_receipted(seeing: Server) -> None:
+def test_answers_with_images_survive_the_worker_and_are_receipted(seeing: Server) -> None:
     expected = [answer(seeing, seed)["choices"][0]["message"]["content"] for seed in (0, 1)]
     assert expected[0] != expected[1]
     with ThreadPoolExecutor(1) as pool, seeing.hold.at(TOKENS // 2):
@@ -88,7 +88,7 @@ def test_answers_with_pictures_survive_the_worker_and_are_receipted(seeing: Serv
     assert not other.json()["identical"] and "prompt_sha256" in other.text
 
 
-def test_hostile_pictures_cost_nobody_else_anything(seeing: Server) -> None:
+def test_hostile_images_cost_nobody_else_anything(seeing: Server) -> None:
     expected = answer(seeing, 3)["choices"]
     bad = base64.b64encode(b"\x89PNG\r\n\x1a\n" + os.urandom(2000)).decode()
 

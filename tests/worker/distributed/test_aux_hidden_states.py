@@ -22,12 +22,12 @@ pytestmark = needs_library
 LENGTHS = [1, 5, 16, 17, 40, 70]
 
 
-def with_taps(inputs: ForwardInputs, layers: tuple[int, ...], hidden: int) -> tuple[ForwardInputs, Tensor]:
+def with_aux_hidden_states(inputs: ForwardInputs, layers: tuple[int, ...], hidden: int) -> tuple[ForwardInputs, Tensor]:
     outputs = torch.full((len(layers), len(inputs.logits_indices), hidden), torch.nan)
     return replace(inputs, aux_hidden_states=tuple(zip(layers, outputs, strict=True))), outputs
 
 
-def check_taps(folder: Path, parts: tuple[Part, ...], layers: tuple[int, ...]) -> None:
+def check_steps(folder: Path, parts: tuple[Part, ...], layers: tuple[int, ...]) -> None:
     """Checks steps of prompts and of decodes; one wants all rows, and one has rows of prompts alone, and wants none."""
     spec = spec_of(folder)
     whole = Decoder(spec, load(folder, spec, torch.float32, CPU, invariant=True), 512)
@@ -40,9 +40,9 @@ def check_taps(folder: Path, parts: tuple[Part, ...], layers: tuple[int, ...]) -
             inputs = pack(steps, cache.page_size, all_rows=number == 2)
             if number == 3:
                 inputs = replace(inputs, logits_indices=inputs.logits_indices[:0])
-            aux_hidden_states, expected = with_taps(inputs, layers, spec.hidden_size)
-            result = model.hidden(aux_hidden_states, cache).clone()
-            own, found = with_taps(inputs, layers, spec.hidden_size)
+            wanted, expected = with_aux_hidden_states(inputs, layers, spec.hidden_size)
+            result = model.hidden(wanted, cache).clone()
+            own, found = with_aux_hidden_states(inputs, layers, spec.hidden_size)
             begun.append((own, shared.begin(own), found, result, expected))
             for row, length in steps:
                 row.advance(length)
@@ -54,19 +54,19 @@ def check_taps(folder: Path, parts: tuple[Part, ...], layers: tuple[int, ...]) -
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("layers", [(0, 1, 2), (2, 0), (1,)])
 @pytest.mark.parametrize("kind", ["llama", "olmo2", "qwen3_5"])
-def test_stages_hand_on_the_outputs_of_tapped_layers(
+def test_stages_hand_on_the_aux_hidden_states(
     checkpoints: Checkpoints, kind: str, layers: tuple[int, ...], stages: int
 ) -> None:
     folder = checkpoints(kind)
-    check_taps(folder, parts_for(spec_of(folder), stages), layers)
+    check_steps(folder, parts_for(spec_of(folder), stages), layers)
 
 
 def test_they_are_beside_per_layer_embeddings(checkpoints: Checkpoints) -> None:
     folder = checkpoints("gemma4-inputs")
-    check_taps(folder, parts_for(spec_of(folder), 4), (3, 1, 0))
-    check_taps(folder, parts_for(spec_of(folder), 3), (2, 1))
+    check_steps(folder, parts_for(spec_of(folder), 4), (3, 1, 0))
+    check_steps(folder, parts_for(spec_of(folder), 3), (2, 1))
 
 
 def test_stages_of_two_ranks_each_hand_them_on(checkpoints: Checkpoints) -> None:
     folder = checkpoints("llama")
-    check_taps(folder, parts_for(spec_of(folder), 3, tp_size=2), (0, 1, 2))
+    check_steps(folder, parts_for(spec_of(folder), 3, tp_size=2), (0, 1, 2))

@@ -15,9 +15,8 @@ from worker.ops.launch_options import NO_OPTIONS, GpuOptions
 from worker.ops.linear import gated_linear, linear
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.reference import gated_linear_torch, linear_torch
-from worker.ops.moe import experts
-from worker.ops.moe.per_head import linear_per_head, linear_per_head_torch
-from worker.ops.moe.reference import experts_torch
+from worker.ops.moe import experts, linear_per_head
+from worker.ops.moe.reference import experts_torch, linear_per_head_torch
 from worker.ops.norm import add_rms_norm, rms_norm
 from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch
 from worker.ops.recurrent import delta_net, mamba2, short_conv
@@ -29,7 +28,7 @@ from worker.ops.sampling import sample_plain
 from worker.ops.sampling.reference import sample_torch
 
 if TYPE_CHECKING:
-    from worker.ops.lora_native import StepAdaptersC
+    from worker.ops.linear.lora_native import StepAdaptersC
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Compares servers that already run: the time to the first token of questions about pictures.
+"""Compares servers that already run: the time to the first token of questions about images.
 
-    python -m bench.peers.pictures http://127.0.0.1:8000 http://127.0.0.1:8080 [--sides 448,1024] [--rounds 3]
+    python -m bench.peers.images http://127.0.0.1:8000 http://127.0.0.1:8080 [--sides 448,1024] [--rounds 3]
 
-Servers are asked in turns. Each server gets two questions about a new picture. A server that caches its results for a
-picture answers the second question sooner. Figures are medians, and ratios to the first server.
+Servers are asked in turns. Each server gets two questions about a new image. A server that caches its results for an
+image answers the second question sooner. Figures are medians, and ratios to the first server.
 """
 
 import base64
@@ -25,21 +25,21 @@ from bench.client.summary import aligned, number
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, comma_separated
 
-SIDES = ("224", "448", "512", "896", "1024", "2048")  # sides of pictures in pixels
+SIDES = ("224", "448", "512", "896", "1024", "2048")  # sides of images in pixels
 COARSE = 16  # side in pixels of one-coloured squares, which keep files small
 QUESTIONS = ("What is this?", "Which colours has it?")
 TIMEOUT_S = 300.0
 
 
 def main(words: list[str]) -> int:
-    parser = Parser(prog="python -m bench.peers.pictures", description="Compares servers that see pictures.")
+    parser = Parser(prog="python -m bench.peers.images", description="Compares servers that see images.")
     parser.add_argument("urls", nargs="+", metavar="URL")
     parser.add_argument("--sides", type=comma_separated(SIDES), default="448,1024", metavar="PIXELS,...")
     parser.add_argument("--rounds", type=int, default=3)
     try:
         print(compare(parser.read(words)))
     except (ConfigError, BenchError) as error:
-        print(f"python -m bench.peers.pictures: {error}", file=sys.stderr)
+        print(f"python -m bench.peers.images: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
@@ -49,13 +49,13 @@ def compare(args: Namespace) -> str:
     targets = [running(url, "") for url in args.urls]
     seed = time.time_ns()
     for target in targets:  # starts the server's image-decoding processes before measuring
-        first_token(target.url, target.model, picture(64, seed), QUESTIONS[0])
-    rows = [["picture, question", *args.urls, *(f"ratio {place}" for place in range(2, len(targets) + 1))]]
+        first_token(target.url, target.model, image(64, seed), QUESTIONS[0])
+    rows = [["image, question", *args.urls, *(f"ratio {place}" for place in range(2, len(targets) + 1))]]
     for side in map(int, args.sides):
         times: list[list[list[float]]] = [[[] for _ in targets] for _ in QUESTIONS]
         for _ in range(args.rounds):
             seed += 1
-            shown = picture(side, seed)
+            shown = image(side, seed)
             for place, target in enumerate(targets):
                 for question, found in zip(QUESTIONS, times, strict=True):
                     found[place].append(first_token(target.url, target.model, shown, question))
@@ -66,8 +66,8 @@ def compare(args: Namespace) -> str:
     return aligned(rows)
 
 
-def picture(side: int, seed: int) -> str:
-    """Returns a square picture, `side` pixels wide, as a data: URL."""
+def image(side: int, seed: int) -> str:
+    """Returns a square image, `side` pixels wide, as a data: URL."""
     levels = np.random.default_rng(seed).integers(0, 256, (side // COARSE, side // COARSE, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(levels).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
