@@ -48,7 +48,7 @@ def seeing(tmp_path: Path) -> Model:
 
 def seen(model: Model) -> list[int]:
     """Returns the number of pictures in each submitted prompt."""
-    return [len(one.stream.submit.pictures or ()) for one in model.pool.submitted]
+    return [len(one.stream.submit.images or ()) for one in model.pool.submitted]
 
 
 def test_pictures_are_sent_shown_and_kept(seeing: Model, open_playground: OpenPlayground) -> None:

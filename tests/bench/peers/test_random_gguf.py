@@ -58,10 +58,11 @@ def test_gpt_oss_has_experts_in_mxfp4_and_the_rest_in_eight_bits() -> None:
         ("qwen3-30b-a3b", "q4_k_m", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}),
         ("gpt-oss-20b-8l", "mxfp4", {"num_local_experts": 4, "num_experts_per_tok": 2}),
         (
-            "deepseek-v2-lite", "q4_k_m",
+            "deepseek-v2-lite",
+            "q4_k_m",
             {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 352, "kv_lora_rank": 256},
         ),
-    ],  # fmt: skip
+    ],
 )
 def test_written_model_of_each_large_shape_is_served(
     shape: str, weights: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
