@@ -28,7 +28,6 @@ from frontend.server.content_coding import coding_of
 from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, header_value
 from frontend.server.request_record import RequestRecord
 from frontend.turns import FairThreads
-from frontend.uploads import Arriving
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
 
@@ -53,7 +52,6 @@ class AppState:
     kept: "Kept | None" = None  # only with --store
     bodies: Bodies = field(default_factory=Bodies)
     remembered: Remembered = field(default_factory=Remembered)
-    arriving: Arriving = field(default_factory=Arriving)
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     def model_of(self, decoded: RequestModel) -> ServedModel:

@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from frontend import uploads
 from frontend.errors import TooLarge
+from frontend.routes import blobs
+from frontend.routes.blobs import Upload, remove_forgotten
 from frontend.server.http_protocol import ConnectionLimits
-from frontend.uploads import Upload, remove_forgotten
 from shared.launcher_messages import Add, Create, Done
 from shared.model_library import Library, Pulled, change_library, library_file, uploaded_file
 from tests.frontend.many_models.test_library import server
@@ -100,7 +100,7 @@ async def test_uploads_have_a_bound_whether_their_size_is_announced_or_not(
             answer = await http.post(f"/api/blobs/{DIGEST}", content=content)
             assert answer.status_code == 413 and "--upload-gb" in answer.json()["error"]
         assert not [*folder.iterdir()]
-        monkeypatch.setattr(uploads, "MOST_OF_A_TENANT", 0)
+        monkeypatch.setattr(blobs, "MOST_OF_A_TENANT", 0)
         answer = await http.post(f"/api/blobs/{DIGEST}", content=FILE)
         assert answer.status_code == 503 and answer.headers["retry-after"]
 
@@ -177,7 +177,7 @@ def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(folder: Pa
     folder.mkdir(parents=True, mode=0o700)
     target = uploaded_file(DIGEST)
     target.symlink_to(other)
-    assert not uploads.is_here(target)
+    assert not blobs.is_here(target)
     arriving = Upload(target, 1 << 20)
     arriving.write(FILE)
     arriving.finish()
@@ -186,7 +186,7 @@ def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(folder: Pa
 
 
 def test_a_folder_of_others_and_a_full_disk_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(blobs, "SPARE_BYTES", 1 << 60)
     with pytest.raises(TooLarge, match="disk is full"):
         Upload(uploaded_file(DIGEST), 1 << 20)
     monkeypatch.setattr("shared.private_files.is_trusted", lambda path: False)
@@ -204,9 +204,9 @@ def test_parts_of_a_killed_server_and_files_without_a_model_go_and_others_stay(f
     now = os.stat(left).st_mtime
     remove_forgotten(folder, now + 30)
     assert left.exists() and old.exists()
-    remove_forgotten(folder, now + uploads.STARTING_S + 1)
+    remove_forgotten(folder, now + blobs.STARTING_S + 1)
     assert not left.exists() and old.exists()
-    remove_forgotten(folder, now + uploads.UNNAMED_S + 1)
+    remove_forgotten(folder, now + blobs.UNNAMED_S + 1)
     assert not old.exists() and named.exists() and len([*folder.glob(".part-*")]) == 1
     running.close()
     assert [*folder.iterdir()] == [named]
