@@ -82,6 +82,8 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", "/api/show", "frontend.routes.models:ollama_show"),
     ("POST", "/api/pull", "frontend.routes.library:pull"),
     ("POST", "/api/create", "frontend.routes.library:create"),
+    ("HEAD", "/api/blobs/{digest}", "frontend.routes.blobs:look"),
+    ("POST", "/api/blobs/{digest}", "frontend.routes.blobs:upload"),
     ("POST", "/api/copy", "frontend.routes.library:copy"),
     ("DELETE", "/api/delete", "frontend.routes.library:delete"),
     ("GET", "/models/sse", "frontend.routes.library:changes"),

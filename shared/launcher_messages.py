@@ -1,7 +1,8 @@
 """The messages between frontends and the launcher about models, and their frames on the control socket.
 
-Clients may also have models fetched and named (--allow-pull). A `Pull`, `Create`, `Copy` or `Delete` has a ticket, the
-frontend's number for it, and the launcher answers each with a `Done`. All frontends get the progress of all downloads.
+Clients may also have models fetched and named (--allow-pull). A `Pull`, `Add`, `Create`, `Copy` or `Delete` has a
+ticket, the frontend's number for it, and the launcher answers each with a `Done`. All frontends get the progress of all
+downloads.
 
 The launcher sends a `Table` after every change. A frontend answers each `Table` with a `Seen`, and also sends a `Seen`
 when the set of models that its requests need changes. Both messages carry the sender's whole state, so a process that
@@ -130,6 +131,17 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag=True):
     preset: Preset
 
 
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From a frontend: add an uploaded file to the table under a name, or replace one that was added so.
+
+    digest: of the file, as `shared.model_library.uploaded_file` takes it
+    """
+
+    ticket: int
+    name: str
+    digest: str
+
+
 class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a frontend: make another name for a model."""
 
@@ -181,7 +193,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
     code: str = ""
 
 
-Ask = Pull | Create | Copy | Delete | Forget
+Ask = Pull | Add | Create | Copy | Delete | Forget
 Order = Keep | Load | Sleep | Unusable
 FromFrontend = Seen | Reload | Order | Ask
 FromLauncher = Table | Reloaded | Download | Done

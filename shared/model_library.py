@@ -16,6 +16,8 @@ from shared.config.declaration import ConfigError
 from shared.model_list import MOST_FILE_BYTES, MOST_MODELS, MOST_NAME_CHARS, Entry, Value
 from shared.preset import TAG, Preset
 
+UPLOADS = "uploads"  # beside the library: the files that clients have uploaded
+DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 PRESETS = "presets.json"  # in the run folder: the presets, for the frontends
 NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*){0,3}(:[\w][\w.\-]*)?")
 
@@ -50,6 +52,17 @@ def library_file(environment: Mapping[str, str] = os.environ) -> Path:
     """Returns the path of this user's library, which need not exist."""
     base = environment.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local" / "share") / "sluice" / "library.json"
+
+
+def uploaded_file(digest: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns the path of an uploaded file by its digest, `sha256:` and 64 hexadecimal digits; it need not exist.
+
+    Raises LibraryError for anything else, so that no client chooses a path.
+    """
+    found = DIGEST.fullmatch(digest)
+    if found is None:
+        raise LibraryError(f"{digest!r:.100} is not sha256: and 64 digits, from 0 to f", "invalid_digest")
+    return library_file(environment).parent / UPLOADS / f"sha256-{found[1]}.gguf"
 
 
 def read_library(file: Path) -> Library:

@@ -40,7 +40,11 @@ def private_cache() -> Path:
     Raises OSError if the folder cannot be made, if another user owns the folder or the link to it, or if other users
     can write to it.
     """
-    folder = cache_folder()
+    return private_folder(cache_folder())
+
+
+def private_folder(folder: Path) -> Path:
+    """Returns the folder, made with mode 0700 if needed. Raises OSError as `private_cache` does."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (is_trusted(folder) and _is_closed(folder)):
         raise PermissionError(errno.EPERM, "other users can write to it", str(folder))

@@ -14,6 +14,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shared.config.declaration import ConfigError
@@ -77,10 +78,17 @@ def add_config(
             setattr(namespace, name, value)
 
 
-def config_text(values: Mapping[str, Value], comments: Sequence[str] = ()) -> str:
-    """Returns the text of a file with these values, by the names of settings, below comments."""
+def config_text(
+    values: Mapping[str, Value], comments: Sequence[str] = (), notes: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Returns the text of a file with these values, by the names of settings, below comments.
+
+    notes: of some settings, what stands above their line
+    """
     lines = [f"# {line}".rstrip() for line in comments]
-    lines += [f"{name.replace('_', '-')} = {_toml(value)}" for name, value in values.items()]
+    for name, value in values.items():
+        lines += [f"# {notes[name]}"] if name in notes else []
+        lines.append(f"{name.replace('_', '-')} = {_toml(value)}")
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -186,7 +186,7 @@ class DownloadBar:
 
 
 @contextmanager
-def served(flags: Sequence[str], stream: Sink) -> Iterator[str]:
+def served(flags: Sequence[str], stream: Sink, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Starts a server of these flags on this machine, and yields its URL when it is ready; ends it afterwards.
 
     Its output is not shown, but for the progress of loading. Raises CliError, with the end of the output, if the server
@@ -195,7 +195,7 @@ def served(flags: Sequence[str], stream: Sink) -> Iterator[str]:
     given = {flag.partition("=")[0] for flag in flags}
     more = [flag for flag in ("--host=127.0.0.1", "--port=0") if flag.partition("=")[0] not in given]
     command = [sys.executable, "-P", "-m", "deploy.cli.main", "serve", f"--parent={os.getpid()}", *flags, *more]
-    environment = {**os.environ, "PYTHONPATH": child_environment()["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
+    environment = {**environment, "PYTHONPATH": child_environment()["PYTHONPATH"], "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True, errors="replace", start_new_session=True,

@@ -2,17 +2,20 @@
 
 One kind of setting after another is tried, beside the best so far. Each measurement is of a fresh server, which serves
 nothing else. The candidates take turns, round by round, so that what slows the machine for a while slows all of them.
-A setting is taken only if it is better in every round and by MARGIN in the median; else the usual value stays.
+A setting is taken only if it is better in every round, and in the median by MARGIN and by more than the noise: by how
+much measurements of the same settings differ between rounds. Else the usual value stays.
 """
 
 import argparse
+import errno
 import io
 import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +31,7 @@ from deploy.launcher.child_command import SERVE_FLAGS, CliError
 from deploy.launcher.console import Sink
 from deploy.launcher.many_sizes import HubModels
 from shared.config.declaration import ConfigError
-from shared.config.flags import Parser, add_flags, given_values, new_file, positive_int, read, to_argv
+from shared.config.flags import Parser, add_flags, given_values, new_file, positive_int, read, to_argv, without_settings
 from shared.config.settings import Settings, with_values
 from shared.machine import usable_cores, visible_gpus
 
@@ -38,6 +41,7 @@ ROUNDS = 3
 STREAMS = 8  # at a time, for throughput
 ANSWER = 48  # tokens of an answer
 WORDS = 160  # of a prompt
+KV_PART = {"fp8": 0.55, "int8": 0.6, "int4": 0.45}  # what K/V takes of its 16 bits, with scales, at most
 MEMORY_TOKENS = 8192  # for less memory: so many tokens the K/V pool holds, if the model has so long a context
 OWN = ("goal", "rounds", "out")
 FLAGS = SERVE_FLAGS
@@ -57,15 +61,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is better. streams: at a time; better: how many times better a measurement is than another
-
-    changes: settings that change the numbers of the model, and so perhaps its answers, are tried, too
-    """
+    """What is better. streams: at a time; better: how many times better a measurement is than another"""
 
     about: str
     streams: int
     better: Callable[[Measured, Measured], float]
-    changes: bool = False
 
 
 def _less_memory(new: Measured, old: Measured) -> float:
@@ -79,8 +79,7 @@ GOALS: Mapping[str, Goal] = {
         f"tokens/s of {STREAMS} streams together", STREAMS, lambda new, old: new.tokens_per_s / old.tokens_per_s
     ),
     "memory": Goal(
-        f"memory, while at least {SLOWEST:.0%} of the tokens/s of {STREAMS} streams stay", STREAMS, _less_memory,
-        changes=True,
+        f"memory, while at least {SLOWEST:.0%} of the tokens/s of {STREAMS} streams stay", STREAMS, _less_memory
     ),
 }  # fmt: skip
 
@@ -94,10 +93,13 @@ class Trial:
     changes: bool = False
 
 
-def trials(goal: str, given: Settings, forecast: Forecast | None, *, on_gpu: bool) -> list[Trial]:
-    """Returns what is worth measuring. Settings that the user gave are not tried.
+def trials(
+    goal: str, given: Settings, forecast: Forecast | None, *, on_gpu: bool, stated: Collection[str] = ()
+) -> list[Trial]:
+    """Returns what is worth measuring.
 
     forecast: of the model; None if it is not known
+    stated: names of settings that the user gave, which are not tried
     """
     cores, worker = usable_cores(), given.worker
     found = []
@@ -106,20 +108,36 @@ def trials(goal: str, given: Settings, forecast: Forecast | None, *, on_gpu: boo
         found.append(Trial("threads", tuple({"threads": count} for count in fewer)))
         if goal != "memory":
             found.append(Trial("speculation", ({"speculation": "off"},)))
+            if few_bits(given):  # else it has no effect
+                found.append(Trial("inputs", ({"activations": "int8"},), changes=True))
     if goal == "throughput":
         sizes = (256, 1024) if not on_gpu else (1024, 4096)
         found.append(Trial("step size", tuple(
             {"max_step_tokens": size, "prefill_chunk_size": size} for size in sizes
         )))  # fmt: skip
     if goal == "memory":
-        if forecast is not None and forecast.kv:
+        formats: list[Setting] = [{"kv_cache_dtype": name} for name in (("fp8",) if on_gpu else ("int8", "int4"))]
+        if forecast is not None and forecast.kv and "kv_cache_gb" not in stated:
             tokens = min(MEMORY_TOKENS, forecast.trained)
-            pool: Setting = {"kv_cache_gb": round(max(forecast.kv * tokens, 1 << 20) / 2**30 + 0.001, 3)}
-            found.append(Trial("K/V pool", (pool,)))
-        found.append(Trial("K/V format", ({"kv_cache_dtype": "fp8" if on_gpu else "int8"},), changes=True))
+
+            def pool(part: float) -> float:
+                return round(max(part * forecast.kv * tokens, 1 << 20) / 2**30 + 0.001, 3)
+
+            found.append(Trial("K/V pool", ({"kv_cache_gb": pool(1.0)},)))
+            formats = [{**one, "kv_cache_gb": pool(KV_PART[str(one["kv_cache_dtype"])])} for one in formats]
+        found.append(Trial("K/V format", tuple(formats), changes=True))
         if worker.quantization == "auto":
             found.append(Trial("weights", ({"quantization": "int8"}, {"quantization": "int4"}), changes=True))
-    return found
+    return [
+        Trial(trial.name, left, trial.changes)
+        for trial in found
+        if (left := tuple(one for one in trial.settings if not one.keys() & stated))
+    ]
+
+
+def few_bits(given: Settings) -> bool:
+    """Whether the weights have few bits, so that their inputs can have, too, as far as the flags tell."""
+    return given.model.model.endswith(".gguf") or given.worker.quantization not in ("auto", "none")
 
 
 def parser() -> Parser:
@@ -133,7 +151,9 @@ def parser() -> Parser:
         "--goal", choices=[*GOALS], default="latency",
         help="; ".join(f"{name}: {goal.about}" for name, goal in GOALS.items()).replace("%", "%%") + " [latency]",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=positive_int, default=ROUNDS, metavar="N", help=f"rounds [{ROUNDS}]")
+    parser.add_argument(
+        "--rounds", type=positive_int, default=ROUNDS, metavar="N", help=f"rounds, 2 or more [{ROUNDS}]"
+    )
     parser.add_argument(
         "--out", type=new_file, default=Path("sluice-tuned.toml"), metavar="FILE",
         help="file to write [sluice-tuned.toml]",
@@ -147,6 +167,9 @@ def tune(words: list[str]) -> int:
     args = parser().read(words)
     given = argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in OWN})
     settings = read(given, os.environ, FLAGS)
+    stated = given_values(given, os.environ, FLAGS)
+    if args.rounds < 2:
+        raise ConfigError("--rounds must be at least 2: one round does not tell how much measurements differ by chance")
     if settings.many:
         raise ConfigError("sluice tune measures one model: give one --model, and neither --models nor --models-dir")
     require_worker_packages()
@@ -155,30 +178,70 @@ def tune(words: list[str]) -> int:
             f"{settings.model.model} is not a path: fetch it with `sluice pull {settings.model.model}`, and give the "
             "path that this prints", 2,
         )  # fmt: skip
+    check_writable(args.out)
     on_gpu = bool(visible_gpus()) and settings.worker.device != "cpu"
     forecast = judge_local(settings.model.model, settings).forecast
     goal = GOALS[args.goal]
-    found = [
-        Trial(trial.name, tuple(one for one in trial.settings if not one.keys() & vars(given).keys()), trial.changes)
-        for trial in trials(args.goal, settings, forecast, on_gpu=on_gpu)
-    ]
     tuner = Tuner(settings, goal, args.rounds, sys.stderr, measure_server)
-    best = tuner.run([trial for trial in found if trial.settings])
+    best = tuner.run(trials(args.goal, settings, forecast, on_gpu=on_gpu, stated=stated))
     table = tuner.table()
     print("\n".join(table))
     values: dict[str, Value] = {"model": _absolute(settings.model.model)}
     secret = {flag.name for flag in FLAGS if flag.field.metadata["secret"]}
-    stated = given_values(given, os.environ, FLAGS)
     values |= {name: value for name, value in stated.items() if name not in secret | {"model"}}
     head = [
         f"sluice tune --goal {args.goal}, on {processor()}, {usable_cores()} cores, {args.rounds} rounds",
+        f"better is: {goal.about}",
         *(["other processes ran meanwhile, so measure again when the machine is quiet"] if tuner.was_busy else []),
         *table,
         *(["these settings change the numbers of the model: " + ", ".join(tuner.changing)] if tuner.changing else []),
+        *(
+            []
+            if best
+            else ["no setting helped by more than the noise, so all that is not given stays as it is by default"]
+        ),
     ]
-    args.out.write_text(config_text(values | dict(best), head), encoding="utf-8")
+    notes = {name: "given to sluice tune" for name in values} | tuner.reasons
+    write_result(args.out, config_text(values | dict(best), head, notes))
     print(f"\n{args.out} has the settings: sluice serve --config {args.out}")
     return 0
+
+
+def check_writable(file: Path) -> None:
+    """Raises CliError if the file cannot be written, before the measurements rather than after them."""
+    try:
+        if _in_one_piece(file):
+            with tempfile.TemporaryFile(dir=file.resolve().parent):
+                pass
+        elif not os.access(file, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise CliError(f"--out {file} cannot be written: {error.strerror or error}", 2) from None
+
+
+def write_result(file: Path, text: str) -> None:
+    """Writes a file, which is never there by half. Raises CliError, after it has printed what it could not write."""
+    try:
+        if _in_one_piece(file):
+            target = file.resolve()
+            part = target.with_name(f".{target.name}.{os.getpid()}")
+            try:
+                part.write_text(text, encoding="utf-8")
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+        else:
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(text)  # the measurements took minutes
+        raise CliError(
+            f"--out {file} cannot be written: {error.strerror or error}; it is shown above instead", 1
+        ) from None
+
+
+def _in_one_piece(file: Path) -> bool:
+    """Whether another file may take its place: not that of /dev/stdout or a pipe."""
+    return not file.exists() or file.is_file()
 
 
 def _absolute(model: str) -> str:
@@ -188,11 +251,13 @@ def _absolute(model: str) -> str:
 
 @dataclass(slots=True)
 class Row:
-    """What the table shows of a setting. ratios: how many times better than the best so far, one for each round"""
+    """What the table shows of a setting. ratios: how many times better than the best so far, one for each round;
+    noise: of the best so far, by how much its rounds differ; else None"""
 
     words: str
     measured: list[Measured]
     ratios: list[float] = field(default_factory=list)
+    noise: float | None = None
     taken: bool = False
 
 
@@ -201,6 +266,7 @@ class Tuner:
     """Measures the trials of one model.
 
     measure: measures a server of these settings
+    reasons: of each setting that helps, why it was taken
     """
 
     settings: Settings
@@ -210,8 +276,8 @@ class Tuner:
     measure: "Callable[[Settings, Goal], Measured]"
     rows: list[Row] = field(default_factory=list)
     changing: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
     was_busy: bool = False
-    _cost: int = 0
 
     def run(self, found: Sequence[Trial]) -> Setting:
         """Tries one trial after the other. Returns the settings that help."""
@@ -221,6 +287,7 @@ class Tuner:
             measured = self._rounds(trial.name, [best | dict(option) for option in options])
             rows = [Row(_words(option) or f"without ({_words(best) or 'the defaults'})", each)
                     for option, each in zip(options, measured, strict=True)]  # fmt: skip
+            noise = rows[0].noise = self._noise(measured[0])
             for row, each in zip(rows[1:], measured[1:], strict=True):
                 if len(each) == self.rounds:
                     row.ratios = [self.goal.better(new, old) for new, old in zip(each, measured[0], strict=True)]
@@ -229,13 +296,20 @@ class Tuner:
             if len(rows) < 2:
                 continue
             chosen = max(range(1, len(rows)), key=lambda n: statistics.median(rows[n].ratios))
-            if helps(rows[chosen].ratios):
+            if helps(rows[chosen].ratios, noise):
                 rows[chosen].taken = True
                 best |= options[chosen]
+                why = f"{trial.name}: {_compared(rows[chosen].ratios)} better, with a noise of {noise:.1%}"
                 if trial.changes:
-                    self.changing += [name.replace("_", "-") for name in options[chosen]]
+                    why += "; changes the numbers of the model"
+                    self.changing += [name.replace("_", "-") for name in options[chosen] if name != "kv_cache_gb"]
+                self.reasons |= dict.fromkeys(options[chosen], why)
             self.rows += rows
         return best
+
+    def _noise(self, measured: Sequence[Measured]) -> float:
+        """Returns by which part the best of several measurements of the same settings is better than the worst."""
+        return max(self.goal.better(new, old) for new in measured for old in measured) - 1.0
 
     def _rounds(self, name: str, options: Sequence[Setting]) -> list[list[Measured]]:
         """Returns the measurements of each option, in rounds; every other round goes backwards.
@@ -266,7 +340,7 @@ class Tuner:
         lines = [("SETTING", "TOKENS/S", "FIRST TOKEN", "MEMORY", "BETTER", "")]
         for row in self.rows:
             each = row.measured
-            ratio = _compared(row.ratios)
+            ratio = _compared(row.ratios) if row.noise is None else f"noise {row.noise:.1%}"
             lines.append((
                 row.words, f"{statistics.median(one.tokens_per_s for one in each):.1f}",
                 f"{statistics.median(one.first_s for one in each) * 1000:.0f} ms",
@@ -285,9 +359,9 @@ def _compared(ratios: Sequence[float]) -> str:
     return f"x{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
 
 
-def helps(ratios: Sequence[float]) -> bool:
-    """Whether a setting is better in every round, and by MARGIN in the median."""
-    return min(ratios) > 1.0 and statistics.median(ratios) >= 1.0 + MARGIN
+def helps(ratios: Sequence[float], noise: float) -> bool:
+    """Whether a setting is better in every round, and in the median by MARGIN and by more than the noise."""
+    return min(ratios) > 1.0 and statistics.median(ratios) >= 1.0 + max(MARGIN, noise)
 
 
 def _words(option: Setting) -> str:
@@ -310,7 +384,8 @@ OPEN = ("api_keys", "api_key", "admin_keys", "ssl_certfile", "ssl_keyfile", "rec
 def measure_server(settings: Settings, goal: Goal) -> Measured:
     """Starts a server, warms it up, and measures the answers to a few requests. Raises CliError."""
     alone = with_values(settings, dict.fromkeys(("port", "worker_metrics_port"), 0) | dict.fromkeys(OPEN, ""))
-    with served(to_argv(alone, FLAGS), io.StringIO()) as url:
+    # All settings are in the flags: a SLUICE_ variable would win over one that is the default again.
+    with served(to_argv(alone, FLAGS), io.StringIO(), without_settings(os.environ)) as url:
         server = Server(url)
         model = server.models()[0]
         _answers(server, model, goal.streams, "warm")

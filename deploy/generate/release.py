@@ -41,6 +41,8 @@ FILES: Mapping[str, Rendering] = {
     "network.yaml": Rendering(("network",)),
     "components/keda/scaled-object.yaml": Rendering(("worker-keda",), ("workerAutoscaling.kind=keda",)),
     "components/custom-metrics/autoscaler.yaml": Rendering(("worker-hpa",), ("workerAutoscaling.kind=metrics",)),
+    "components/prefill/prefill.yaml": Rendering(("prefill",), ("prefill.replicas=1",)),
+    "components/prefill/prefill-cpu.yaml": Rendering(("prefill",), ("prefill.replicas=1", "device=cpu")),
     "components/ingress/ingress.yaml": Rendering(("ingress",), ("ingress.enabled=true",)),
     "components/gateway/route.yaml": Rendering(("gateway",), ("gatewayRoute.enabled=true",)),
     "components/monitoring/monitors.yaml": Rendering(("monitor",), ("podMonitor.enabled=true",)),

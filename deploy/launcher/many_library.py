@@ -18,8 +18,21 @@ import msgspec
 from deploy.launcher.child_command import child_environment
 from deploy.launcher.many_sizes import FetchFailed, HubModels, run_pull
 from shared.config.declaration import ConfigError
-from shared.launcher_messages import Ask, Copy, Create, Delete, Done, Download, Forget, Pull
-from shared.model_library import Library, LibraryError, Pulled, change_library, plain_name, read_library
+from shared.gguf.config import config_of
+from shared.gguf.container import Container
+from shared.gguf.naming import GgufError
+from shared.launcher_messages import Add, Ask, Copy, Create, Delete, Done, Download, Forget, Pull
+from shared.model_library import (
+    UPLOADS,
+    Library,
+    LibraryError,
+    Pulled,
+    change_library,
+    library_file,
+    plain_name,
+    read_library,
+    uploaded_file,
+)
 from shared.preset import Preset
 
 MOST_PULLS = 4  # downloads at a time; each fetches with several connections
@@ -152,10 +165,12 @@ class Librarian:
 
     # Changes of names.
 
-    async def _change(self, asker: Asker, order: Create | Copy | Delete) -> None:
+    async def _change(self, asker: Asker, order: Add | Create | Copy | Delete) -> None:
         problem = code = ""
         try:
             match order:
+                case Add():
+                    await self._add(plain_name(order.name), uploaded_file(order.digest))
                 case Create():
                     name, preset = plain_name(order.name), order.preset
                     await self._write(lambda known: self._created(known, name, preset))
@@ -189,12 +204,28 @@ class Librarian:
             raise LibraryError(f"the model {base} does not exist", "model_not_found")
         return Library(known.pulled, known.presets | {name: made})
 
+    async def _add(self, name: str, file: Path) -> None:
+        await asyncio.to_thread(check_upload, file)
+        model = str(file)
+
+        def change(known: Library) -> Library:
+            older = known.pulled.get(name)
+            if name in self.tables() or name in known.presets or (older is not None and not _is_uploaded(older.model)):
+                raise LibraryError(f"{name} is a model of this server already: choose another name", "name_taken")
+            return Library(known.pulled | {name: Pulled(model)}, known.presets)
+
+        await self._change_models(change)
+
     async def _delete(self, name: str) -> None:
+        await self._change_models(lambda known: _without(known, name, self.tables()))
+
+    async def _change_models(self, of: Callable[[Library], Library]) -> None:
+        """Changes the library, and removes the files of the models that it then has no longer."""
         gone: list[Pulled] = []
 
         def change(known: Library) -> Library:
             gone.clear()
-            new = _without(known, name, self.tables())
+            new = of(known)
             left = {one.model for one in new.pulled.values()}
             gone.extend(one for one in known.pulled.values() if one.model not in left)
             return new
@@ -240,11 +271,28 @@ def _without(known: Library, name: str, tables: Collection[str]) -> Library:
     return Library(pulled | {heir: known.pulled[name]}, moved)
 
 
+def check_upload(file: Path) -> None:
+    """Raises LibraryError if an uploaded file is gone, or is no model that this server serves."""
+    try:
+        config_of(Container.read([file]))
+    except (OSError, GgufError) as error:
+        reason = str(error).replace(str(file), "it")  # where it lies is no client's business
+        raise LibraryError(f"the uploaded file cannot be served: {reason}", "file_not_served") from None
+
+
+def _is_uploaded(model: str) -> bool:
+    return Path(model).parent == library_file().parent / UPLOADS
+
+
 async def _remove_files(model: str) -> None:
     """Removes a model's files with `sluice models --rm`. A loaded worker keeps what it has open.
 
     If other programs have removed them already, nothing is left to do.
     """
+    if _is_uploaded(model):
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(Path(model).unlink)
+        return
     command = [sys.executable, "-P", "-m", "deploy.cli.main", "models", "--rm", model]
     quiet = asyncio.subprocess.DEVNULL
     with contextlib.suppress(OSError):

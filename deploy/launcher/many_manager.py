@@ -24,6 +24,7 @@ from deploy.launcher.supervisor import PERMANENT_FAILURES, Supervisor
 from shared.config.declaration import ConfigError
 from shared.launcher_messages import (
     SOCKET,
+    Add,
     Ask,
     Copy,
     Create,
@@ -167,7 +168,7 @@ class Control:
                             self._has_seen(one, message)
                         case Reload():
                             self._reload(one)
-                        case Pull() | Create() | Copy() | Delete() | Forget():
+                        case Pull() | Add() | Create() | Copy() | Delete() | Forget():
                             self._on_ask(one, message)
                         case _:
                             self._on_order(message)

@@ -22,8 +22,8 @@ from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel,
 from frontend.schema.request_fields import Text, doc
 from frontend.server.access import check_admin
 from frontend.server.sse import JSON_LINES, SERVER_SENT_EVENTS
-from shared.launcher_messages import Copy, Create, Delete, Done, Download, ModelState, Pull
-from shared.model_library import LibraryError, plain_name
+from shared.launcher_messages import Add, Copy, Create, Delete, Done, Download, ModelState, Pull
+from shared.model_library import LibraryError, plain_name, uploaded_file
 from shared.model_list import MOST_NAME_CHARS
 from shared.preset import Preset, Told
 
@@ -62,7 +62,9 @@ class CreateRequest(RequestModel):
     messages: Annotated[list[OllamaTurn] | None, doc("What conversations begin with")] = None
     license: Annotated[Text | list[Text], doc("Shown by `/api/show`")] = ""
     stream: Annotated[bool, doc("false: one object instead of lines")] = True
-    files: Annotated[_NoFiles | None, doc("Refused: models come from the hub or the server's table")] = None
+    files: Annotated[
+        dict[str, str] | None, doc("Instead of `from`: the name and the digest of a GGUF file that was uploaded")
+    ] = None
     adapters: Annotated[_NoFiles | None, doc("Refused: adapters are given with `--lora-modules`")] = None
     quantize: Annotated[
         Annotated[str, Meta(extra_json_schema={"maxLength": 0})] | None,
@@ -76,7 +78,6 @@ class CreateRequest(RequestModel):
 
 
 REFUSED = {
-    "files": "cannot be uploaded: name a model of this server or of the hub in `from`",
     "adapters": "cannot be uploaded: adapters are given with --lora-modules",
     "quantize": "has no effect here: --quantization quantizes while a model is loaded",
 }
@@ -109,21 +110,24 @@ async def pull(app: AppState, request: Request) -> Response:
     asks."""
     asked = await app.decode(request, await app.body(request), PullRequest)
     name = _name(asked.model or asked.name)
-    return await _answer(request, _pulled(_library(app, request), name), stream=asked.stream)
+    return await _answer(request, _pulled(library_of(app, request), name), stream=asked.stream)
 
 
 async def create(app: AppState, request: Request) -> Response:
     """Makes a name for a model. Raises Forbidden as `pull` does, and BadRequest or Unprocessable for a field."""
     asked = await app.decode(request, await app.body(request), CreateRequest)
-    name, preset = _name(asked.model or asked.name), checked_preset(_preset(asked))
-    return await _answer(request, _created(app.models, _library(app, request), name, preset), stream=asked.stream)
+    name, digest = _name(asked.model or asked.name), _digest(asked)
+    preset = checked_preset(_preset(asked, digest))
+    library = library_of(app, request)
+    lines = _from_file(library, name, preset, digest) if digest else _created(app.models, library, name, preset)
+    return await _answer(request, lines, stream=asked.stream)
 
 
 async def copy(app: AppState, request: Request) -> Response:
     """Makes another name for a model. Raises Forbidden as `pull` does, and NotFound."""
     asked = await app.decode(request, await app.body(request), CopyRequest)
     source, destination = _name(asked.source, "source"), _name(asked.destination, "destination")
-    with _library(app, request).asking(lambda ticket: Copy(ticket, source, destination)) as answer:
+    with library_of(app, request).asking(lambda ticket: Copy(ticket, source, destination)) as answer:
         _check(await while_connected(request, answer.done()), source)
     return Response()
 
@@ -132,12 +136,13 @@ async def delete(app: AppState, request: Request) -> Response:
     """Removes a name, and a pulled model's files with its last name. Raises Forbidden as `pull` does, and NotFound."""
     asked = await app.decode(request, await app.body(request), DeleteRequest)
     name = _name(asked.model or asked.name)
-    with _library(app, request).asking(lambda ticket: Delete(ticket, name)) as answer:
+    with library_of(app, request).asking(lambda ticket: Delete(ticket, name)) as answer:
         _check(await while_connected(request, answer.done()), name)
     return Response()
 
 
-def _library(app: AppState, request: Request) -> ToLauncher:
+def library_of(app: AppState, request: Request) -> ToLauncher:
+    """Returns the way to the launcher. Raises Forbidden unless the server allows changes and an administrator asks."""
     library = app.models.library
     if library is None:
         raise Forbidden(f"{request.url.path} needs a server with --allow-pull", code="not_allowed")
@@ -154,10 +159,31 @@ def _name(written: str, param: str = "model") -> str:
         raise BadRequest(f"`{param}`: {error}", param=param, code=error.code) from None
 
 
-def _preset(asked: CreateRequest) -> Preset:
+def _digest(asked: CreateRequest) -> str:
+    """Returns the digest of the uploaded file of which a model is made, or "". Raises BadRequest."""
+    if not asked.files:
+        return ""
+    if asked.from_:
+        raise BadRequest("`files` and `from` both name a model: give one", param="files", code="not_allowed")
+    if len(asked.files) > 1:
+        raise BadRequest(
+            "`files` has several files, and a model is made of one GGUF file: parts, towers and safetensors cannot be "
+            "uploaded", param="files", code="not_allowed",
+        )  # fmt: skip
+    (digest,) = asked.files.values()
+    try:
+        uploaded_file(digest)
+    except LibraryError as error:
+        raise BadRequest(f"`files`: {error}", param="files", code=error.code) from None
+    return digest
+
+
+def _preset(asked: CreateRequest, digest: str) -> Preset:
     """Returns what the body says; a field wins over the Modelfile's command."""
     read = read_modelfile(asked.modelfile) if asked.modelfile else None
     base, texts = asked.from_ or (read.base if read else ""), read.preset if read else {}
+    if digest:
+        base = f"upload:{digest[-64:][:12]}"
     license = asked.license if isinstance(asked.license, str) else "\n\n".join(asked.license)
     messages = [Told(one.role, one.content) for one in asked.messages or ()]
     return Preset(
@@ -186,6 +212,18 @@ async def _created(models: ModelTable, library: ToLauncher, name: str, preset: P
     yield OllamaProgress(status="writing manifest")
     with library.asking(lambda ticket: Create(ticket, name, preset)) as asked:
         _check(await asked.done(), preset.base)
+
+
+async def _from_file(library: ToLauncher, name: str, preset: Preset, digest: str) -> AsyncIterator[OllamaProgress]:
+    """Adds an uploaded file to the table, under its name if nothing else belongs to the name."""
+    yield OllamaProgress(status="parsing GGUF")
+    is_all = preset.is_plain and not preset.license
+    with library.asking(lambda ticket: Add(ticket, name if is_all else preset.base, digest)) as asked:
+        _check(await asked.done(), name)
+    yield OllamaProgress(status="writing manifest")
+    if not is_all:
+        with library.asking(lambda ticket: Create(ticket, name, preset)) as asked:
+            _check(await asked.done(), preset.base)
 
 
 def _line(download: Download) -> OllamaProgress:

@@ -198,12 +198,33 @@ def _ollama() -> dict[str, Any]:
         "/api/show": _post("What the model is and can do", "ShowRequest", "OllamaShown", error),
         "/api/pull": _post("Fetch a model", "PullRequest", "OllamaProgress", error, progress, lines),
         "/api/create": _post("Make a name for a model", "CreateRequest", "OllamaProgress", error, progress, lines),
+        "/api/blobs/{digest}": _blobs(error),
         "/api/copy": _empty(_post("Make another name for a model", "CopyRequest", "OllamaProgress", error)),
         "/api/delete": {
             "delete": _empty(_post("Remove a name, and a model", "DeleteRequest", "OllamaProgress", error))["post"]
         },
         "/api/version": _get("The version of Ollama's API", _json(ref("OllamaVersion")), error=error),
     }
+
+
+def _blobs(error: Schema) -> dict[str, Any]:
+    """Describes the routes of uploaded files, whose answers have no body."""
+    said = _json(error)
+    looking = _empty({"post": _get("Whether a file was uploaded", {}, error=error)["get"]})["post"]
+    sending = _empty({"post": _get("Upload a GGUF file", {}, error=error)["get"]})["post"]
+    refused = {"400": "Not the file of this digest, or no GGUF file", "413": "There is no room", "503": ERRORS[503]}
+    looking["responses"] |= {status: _answer("No such file", said) for status in ("400", "404")}
+    sending["responses"] |= {status: _answer(reason, said) for status, reason in refused.items()}
+    sending["responses"] |= {"201": {"description": "Uploaded"}, "200": {"description": "It was there already"}}
+    sending["requestBody"] = {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+    digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "head": looking | {"operationId": "FindBlob"}, "post": sending | {"operationId": "UploadBlob"},
+        "parameters": [digest],
+    }  # fmt: skip
 
 
 def _empty(route: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Knows bytes, sockets and clocks, but no routes and no API formats. Timeouts need
 process, `enforce_timeouts`, checks a few times a second whether each connection has made progress.
 
     idle         no request has begun                  at most `idle_s`, then the connection is closed
-    request      a head or a body is arriving          at most `request_s` in all, then 408
+    request      a head or a body is arriving          at most `request_s` in all, then 408; a body for which the route
+                                                       sets RECEIVED: for each step
     responding   the server computes                   no limit here
     writing      the client has bytes to read          at most `write_s` without reading any, then it is cut off
 
@@ -37,7 +38,7 @@ from frontend.server.http_compat import (
     head_without_upgrade,
     offers_websocket,
 )
-from frontend.server.middleware import CLOSED, DIRECT, UPGRADE
+from frontend.server.middleware import CLOSED, DIRECT, RECEIVED, UPGRADE
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 
@@ -360,7 +361,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.cycle is None:
             return "idle", None
         if self.cycle.more_body:
-            return "request", self.scope
+            return "request", self.cycle.scope.get(RECEIVED, self.scope)
         return ("idle" if self.cycle.response_complete else "responding"), None
 
     def _in_head(self) -> bool:

@@ -44,6 +44,7 @@ REQUEST_ID = "sluice.request_id"
 CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
 STREAMS = "sluice.streams"  # whether the body asks for a stream; the route adds it when the body is decoded
+RECEIVED = "sluice.received"  # another object whenever a long body has made progress, so that it may take its time
 DIRECT = "sluice.direct"  # an http_protocol.DirectWriter, if the server offers one
 UPGRADE = "sluice.upgrade"  # an http_protocol.Upgrade, if the client offers to go on as a WebSocket
 IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that were ignored, if any

@@ -165,6 +165,10 @@ class FrontendConfig:
         "batches, conversations and answers that still do not fit are refused or not kept; 0: no limit", unit="bytes",
         at_least=0,
     )  # fmt: skip
+    upload_gb: float = setting(
+        100.0, "with --allow-pull: how large all models that clients upload (Ollama's /api/blobs) may be together; a "
+        "GiB of the disk stays free", unit="GiB", at_least=0,
+    )  # fmt: skip
     max_file_bytes: int = setting(
         200 << 20, "largest file that may be uploaded, with --store", unit="bytes", at_least=1
     )

@@ -134,8 +134,9 @@ class ModelsConfig:
     )
 
     allow_pull: bool = setting(
-        False, "let clients fetch models from the Hugging Face hub and name them (Ollama's /api/pull, /api/create, "
-        "/api/copy, /api/delete); where there are API keys, only administrators' (--admin-keys)",
+        False, "let clients fetch models from the Hugging Face hub, upload GGUF files, and name models (Ollama's "
+        "/api/pull, /api/blobs, /api/create, /api/copy, /api/delete); where there are API keys, only administrators' "
+        "(--admin-keys)",
     )  # fmt: skip
 
     @property

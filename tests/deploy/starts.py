@@ -16,6 +16,7 @@ from shared.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+PREFILL = ("components/prefill/prefill.yaml", "components/prefill/prefill-cpu.yaml")
 FLAGS = {"serve": SERVE_FLAGS, "worker": WORKER_FLAGS, "frontend": FRONTEND_FLAGS}
 DEFAULTS = {flag.name: flag.field.default for flag in all_flags()}
 
@@ -58,7 +59,7 @@ def units() -> Iterator[Start]:
 
 def pods() -> Iterator[Start]:
     (settings,) = documents(DEPLOY / "kubernetes/settings.yaml")
-    for file in ("worker.yaml", "worker-cpu.yaml", "frontend.yaml"):
+    for file in ("worker.yaml", "worker-cpu.yaml", "frontend.yaml", *PREFILL):
         for found in documents(DEPLOY / "kubernetes" / file):
             if "template" in found["spec"]:
                 pod = found["spec"]["template"]["spec"]

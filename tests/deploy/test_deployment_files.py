@@ -8,6 +8,7 @@ import pytest
 
 from frontend.server.bodies import largest_body
 from shared.config.flags import all_flags
+from tests.deploy.kubernetes.objects import selects
 from tests.deploy.starts import DEFAULTS, DEPLOY, ROOT, Start, containers, documents, pods, stages, units
 
 FOLDERS = ("systemd", "docker", "kubernetes", "helm", "nginx", "monitoring")
@@ -26,7 +27,7 @@ def test_started_process_accepts_its_settings_and_has_time_to_drain(start: Start
 
 
 def test_every_start_is_covered() -> None:
-    assert len(STARTS) == 3 + 3 + 3
+    assert len(STARTS) == 3 + 5 + 3
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -70,8 +71,8 @@ def test_kubernetes_objects_belong_together() -> None:
     pods = {e["metadata"]["name"]: e["spec"]["template"] for e in found if "template" in e.get("spec", {})}
     labels = [pod["metadata"]["labels"] for pod in pods.values()]
     for entry in found:
-        selector = entry.get("spec", {}).get("selector") or entry.get("spec", {}).get("podSelector")
-        assert selector is None or selector.get("matchLabels", selector) in labels, entry["metadata"]
+        matches = [selects(entry, each) for each in labels]
+        assert None in matches or any(matches), entry["metadata"]
     for pod in (template["spec"] for template in pods.values()):
         assert pod["enableServiceLinks"] is False, "Kubernetes would set SLUICE_PORT"
         (container,) = pod["containers"]

@@ -98,7 +98,12 @@ SPECS: dict[tuple[str, str], Object] = {
     ("monitoring.coreos.com/v1", "PodMonitor"): closed(
         ("selector", "podMetricsEndpoints"),
         jobLabel=STRING,
-        selector=closed(matchLabels=STRINGS),
+        selector=closed(
+            matchLabels=STRINGS,
+            matchExpressions=several(
+                closed(("key", "operator", "values"), key=STRING, operator={"const": "In"}, values=several(STRING))
+            ),
+        ),
         podMetricsEndpoints=several(
             closed(
                 port=STRING,
@@ -137,6 +142,20 @@ def check(found: Object) -> None:
             kubernetes_validate.validate(pod, KUBERNETES, strict=True)
     else:
         kubernetes_validate.validate(found, KUBERNETES, strict=True)
+
+
+def selects(one: Object, labels: dict[str, str]) -> bool | None:
+    """Returns whether the selector of a Service, controller, monitor or policy matches the labels; None without one."""
+    selector = one.get("spec", {}).get("selector") or one.get("spec", {}).get("podSelector")
+    if selector is None:
+        return None
+    equal = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
+    within = selector.get("matchExpressions", ())
+    return bool(
+        (equal or within)
+        and equal.items() <= labels.items()
+        and all(labels.get(each["key"]) in each["values"] for each in within)
+    )
 
 
 def pods(found: list[Object]) -> Iterator[tuple[str, Object]]:

@@ -18,7 +18,7 @@ from deploy.generate.release import CHART, helm, template
 from frontend.server.bodies import largest_body
 from shared.config.flags import Parser, add_flags, read
 from shared.config.worker import GPU_SEQUENCES, SEQUENCES
-from tests.deploy.kubernetes.objects import Object, check, objects, pods
+from tests.deploy.kubernetes.objects import Object, check, objects, pods, selects
 from tests.deploy.kubernetes_programs import program
 from tests.deploy.starts import DEFAULTS, FLAGS
 from tests.patience import PATIENCE_S
@@ -62,6 +62,15 @@ SETS: dict[str, dict[str, Any]] = {
         "device": "cpu", "model": {"weightsGb": 15.3, "kvCacheGb": 20}, "worker": {"hosts": 4, "replicas": 2},
         "podMonitor": {"enabled": True},
     },
+    "roles": {
+        "device": "cpu", "model": {"weightsGb": 15.3, "kvCacheGb": 20}, "podMonitor": {"enabled": True},
+        "workerAutoscaling": {"kind": "keda"}, "modelVolume": {"mode": "replica"},
+        "worker": {"replicas": 2, "extraArgs": ["--max-batch-size=64"], "nodeSelector": {"disk": "near"}},
+        "prefill": {
+            "replicas": 3, "store": {"sizeGb": 100, "storageClassName": "fast"},
+            "worker": {"cpus": 16, "extraArgs": ["--max-step-tokens=4096"], "nodeSelector": {"cores": "many"}},
+        },
+    },
     "metrics": {"workerAutoscaling": {"kind": "metrics", "maxReplicas": 9}, "podMonitor": {"enabled": True}},
     "pool": {
         "topology": "all-in-one", "gatewayRoute": {"enabled": True}, "podMonitor": {"enabled": True},
@@ -103,20 +112,19 @@ def test_objects_of_every_set_of_values_are_valid_and_fit_each_other(name: str) 
     for one in found:
         check(one)
         spec = one.get("spec", {})
-        selector = spec.get("selector") or spec.get("podSelector")
-        wanted = selector and selector.get("matchLabels", selector)
-        assert wanted is None or any(wanted.items() <= one.items() for one in labels)
+        assert not (matches := [selects(one, each) for each in labels]) or None in matches or any(matches)
         if target := spec.get("scaleTargetRef"):
             assert (target["kind"], target["name"]) in names
     for pod in specs(name).values():
         for container in (*pod["containers"], *pod.get("initContainers", ())):
             assert container["securityContext"]["readOnlyRootFilesystem"]
             assert {m["name"] for m in container["volumeMounts"]} <= _volumes(found, pod)
-    whole = SETS[name].get("topology") == "all-in-one"
     computing = "LeaderWorkerSet" if name == "groups" else "StatefulSet"
-    for kind in ("Deployment",) if whole else ("Deployment", computing):
-        [controller] = [one["spec"] for one in found if one["kind"] == kind]
-        scaled = any(one.get("spec", {}).get("scaleTargetRef", {}).get("kind") == kind for one in found)
+    for controller in (one for one in found if one["kind"] in ("Deployment", computing)):
+        target = controller["kind"], controller["metadata"]["name"]
+        refs = [one["spec"]["scaleTargetRef"] for one in found if "scaleTargetRef" in one.get("spec", {})]
+        scaled = target in {(ref["kind"], ref["name"]) for ref in refs}
+        controller = controller["spec"]
         assert ("replicas" in controller) == (not scaled), "an autoscaler and the chart would fight over the number"
 
 
@@ -190,7 +198,8 @@ def test_autoscalers_ask_for_what_workers_export() -> None:
     triggers = by_kind("reachable", "ScaledObject")["spec"]["triggers"]
     queries = [trigger["metadata"]["query"] for trigger in triggers]
     assert queries[0] == (
-        'sum(vllm:num_requests_waiting{job="sluice-worker", namespace="sluice", model_name="Qwen/Qwen3-0.6B"})'
+        'sum(vllm:num_requests_waiting{job="sluice-worker", namespace="sluice", model_name="Qwen/Qwen3-0.6B"} '
+        'and on (instance) vllm:worker_role_info{job="sluice-worker", role!="prefill"})'
     )
     assert "vllm:num_requests_running" in queries[1]
     assert triggers[1]["metadata"]["threshold"] == str(GPU_SEQUENCES * 3 // 4)
@@ -231,12 +240,6 @@ def test_groups_are_reached_by_their_leaders_alone_and_begin_anew_as_one() -> No
     group = by_kind("groups", "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
     assert (group["size"], group["restartPolicy"]) == (4, "RecreateGroupOnPodRestart")
     leader, rank = (group[name]["metadata"]["labels"] for name in ("leaderTemplate", "workerTemplate"))
-
-    def selects(one: Object, labels: dict[str, str]) -> bool:
-        selector = one["spec"].get("selector") or one["spec"].get("podSelector") or {}
-        wanted = selector.get("matchLabels", selector)
-        return bool(wanted) and wanted.items() <= labels.items()
-
     found = [one for one in rendered("groups") if one["kind"] in ("Service", "PodMonitor")]
     assert any(selects(one, leader) for one in found) and not any(selects(one, rank) for one in found)
     [container] = group["workerTemplate"]["spec"]["containers"]
@@ -254,6 +257,43 @@ def test_groups_are_reached_by_their_leaders_alone_and_begin_anew_as_one() -> No
     assert target == {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": "sluice-worker"}
     policies = [one for one in rendered("groups") if one["kind"] == "NetworkPolicy" and selects(one, rank)]
     assert [policy["spec"]["ingress"][0]["ports"] for policy in policies] == [[{"port": 5558, "endPort": 5560}]]
+
+
+def test_prefill_workers_share_a_store_with_those_that_generate_and_are_reached_and_seen_like_them() -> None:
+    args = {name: one["args"] for name, one in containers("roles").items()}
+    for name, own in (
+        ("worker", ("--role=decode", "--max-batch-size=64")),
+        ("prefill", ("--role=prefill", "--max-step-tokens=4096")),
+    ):
+        assert {*own, "--kv-store=/kv/pages", "--kv-store-gb=100"} <= {*args[name]}
+        pod = specs("roles")[f"sluice-{name}"]
+        [store] = [volume["persistentVolumeClaim"] for volume in pod["volumes"] if volume["name"] == "kv"]
+        assert store == {"claimName": "sluice-kv"}
+    assert "--worker-addresses=tcp://sluice-worker:5555,tcp://sluice-prefill:5555" in args["frontend"]
+    assert containers("roles")["prefill"]["resources"]["requests"] == {"cpu": "16", "memory": "41Gi"}
+    assert containers("roles")["worker"]["resources"]["requests"]["cpu"] == "4"
+    assert specs("roles")["sluice-prefill"]["nodeSelector"] == {"disk": "near", "cores": "many"}
+    [claim] = [one["spec"] for one in rendered("roles") if one["metadata"]["name"] == "sluice-kv"]
+    assert claim["resources"]["requests"]["storage"] == "120Gi" and claim["storageClassName"] == "fast"
+    number = {one["metadata"]["name"]: one.get("spec", {}).get("replicas") for one in rendered("roles")}
+    assert number["sluice-prefill"] == 3 and number["sluice-worker"] is None, "only the others are scaled"
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(rendered("roles"))}
+    both = {"NetworkPolicy", "PodMonitor"}
+    for one in rendered("roles"):
+        found = {name for name in ("sluice-worker", "sluice-prefill") if selects(one, labels[name])}
+        assert len(found) < 2 or one["kind"] in both, "each set has a Service, a controller and a budget of its own"
+        assert len(found) != 1 or one["kind"] not in both
+    monitors = {one["metadata"]["name"]: one["spec"] for one in rendered("roles") if one["kind"] == "PodMonitor"}
+    [endpoint] = monitors["sluice-worker"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "sluice-worker"}], "rules know this job"
+    own = objects(template("--set", "prefill.replicas=1,prefill.store.existingClaim=mine"))
+    assert "sluice-kv" not in str(own) and {"claimName": "mine"} in [
+        volume.get("persistentVolumeClaim") for _, pod in pods(own) for volume in pod["spec"]["volumes"]
+    ]
+
+
+def test_without_prefill_workers_nothing_knows_of_roles() -> None:
+    assert not re.search("--role|--kv-store|sluice-prefill:|/kv", str(rendered("defaults")))
 
 
 def test_two_releases_in_a_namespace_share_no_name_and_no_pod() -> None:
@@ -284,6 +324,11 @@ def test_limits_of_the_ingress_are_the_servers() -> None:
         ("worker.hosts=9", "hosts"),
         ("worker.hosts=2", "device cpu"),
         ("workerAutoscaling.minReplicas=0", "minReplicas"),
+        ("prefill.worker.hosts=2", "hosts"),
+        ("prefill.worker.gpu=2", "gpu"),
+        ("prefill.replicas=1,topology=all-in-one", "prefill.replicas"),
+        ("prefill.replicas=1,worker.hosts=2,device=cpu", "prefill.replicas"),
+        ("prefill.store.sizeGb=0", "sizeGb"),
     ],
 )
 def test_wrong_value_is_refused_by_name(value: str, named: str) -> None:

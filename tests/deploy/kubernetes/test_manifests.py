@@ -69,5 +69,17 @@ def test_kustomize_builds_every_component(tmp_path: Path, component: str | None)
     for one in built.values():
         check(one)
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "sluice"
+    address = "--worker-addresses=tcp://sluice-worker:5555"
+    frontend, worker = built["Deployment", "sluice-frontend"], built["StatefulSet", "sluice-worker"]
+    arguments = [each["spec"]["template"]["spec"]["containers"][0]["args"] for each in (frontend, worker)]
+    if component == "prefill":
+        prefill = built["StatefulSet", "sluice-prefill"]["spec"]["template"]["spec"]
+        assert f"{address},tcp://sluice-prefill:5555" in arguments[0]
+        assert {*prefill["containers"][0]["args"]} ^ {*arguments[1]} == {"--role=prefill", "--role=decode"}
+        pod = worker["spec"]["template"]["spec"]
+        for part in (lambda each: each["volumes"], lambda each: each["containers"][0]["volumeMounts"]):
+            assert sorted(part(prefill), key=str) == sorted(part(pod), key=str)
+    else:
+        assert address in arguments[0] and not [word for word in arguments[1] if "--role" in word]
     scaled = component in ("keda", "custom-metrics")
     assert ("replicas" in built["StatefulSet", "sluice-worker"]["spec"]) == (not scaled)

@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from deploy.launcher import many_library
-from deploy.launcher.many_library import MOST_PULLS, Librarian
+from deploy.launcher.many_library import MOST_PULLS, Librarian, check_upload
 from deploy.launcher.many_sizes import FetchFailed, HubModels
 from shared.config.declaration import ConfigError
-from shared.launcher_messages import Copy, Create, Delete, Done, Download, Forget, Pull
-from shared.model_library import Library, LibraryError, Pulled, change_library, plain_name, read_library
+from shared.launcher_messages import Add, Copy, Create, Delete, Done, Download, Forget, Pull
+from shared.model_library import Library, LibraryError, Pulled, change_library, plain_name, read_library, uploaded_file
 from shared.preset import Preset
 from tests.frontend.serving import until
 
@@ -50,7 +51,7 @@ class Bench:
     def end(self, place: int, name: str = "org/x:Q4_0") -> None:
         self.runs[place][1].set_result({"status": "success", "model": name, "flags": {}, "folder": "/x"})
 
-    async def do(self, order: Copy | Create | Delete) -> Done:
+    async def do(self, order: Add | Copy | Create | Delete) -> Done:
         before = len(self.answers)
         self.it.ask("f", order)
         await until(lambda: len(self.answers) > before)
@@ -128,6 +129,37 @@ async def test_names_and_files_go_when_nothing_needs_them(bench: Bench) -> None:
     assert (await bench.do(Delete(9, "z"))).code == "model_not_found"
     assert (await bench.do(Create(9, "own", Preset("own")))).code == "name_taken"
     assert (await bench.do(Copy(9, "absent", "z"))).code == "model_not_found"
+
+
+async def test_an_uploaded_file_has_one_name_after_another_and_goes_with_the_last(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    first, second = (f"sha256:{digit * 64}" for digit in "12")
+    assert (await bench.do(Add(1, "x", first))).code == "file_not_served"
+    monkeypatch.setattr(many_library, "check_upload", lambda file: None)
+    for n, digest in enumerate((first, second)):
+        assert (await bench.do(Add(n, "x", digest))) == Done(n)
+        assert read_library(bench.file).pulled == {"x": Pulled(str(uploaded_file(digest)))}
+    assert bench.removed == [str(uploaded_file(first))], "no name has the first any more"
+    assert (await bench.do(Add(3, "x", "../x"))).code == "invalid_digest"
+    change_library(bench.file, lambda known: Library({**known.pulled, "hub": Pulled("org/x")}, {"sys": Preset("x")}))
+    for name in ("own", "hub", "sys"):
+        assert (await bench.do(Add(4, name, first))).code == "name_taken"
+
+
+async def test_an_uploaded_file_must_be_a_model_that_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for data in (file.read_bytes(), b"GGUF and no more", b""):
+        file.write_bytes(data)
+        with pytest.raises(LibraryError, match="cannot be served") as refused:
+            check_upload(file)
+        assert refused.value.code == "file_not_served" and str(tmp_path) not in str(refused.value)
 
 
 def test_a_library_that_cannot_be_read_is_named_and_stays(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.patience import PATIENCE_S
 
 ROUTES = (
     ("POST", "/api/pull", {"model": "x"}), ("POST", "/api/create", {"model": "x", "from": "a"}),
+    ("POST", f"/api/blobs/sha256:{'0' * 64}", {}),
     ("POST", "/api/copy", {"source": "a", "destination": "x"}), ("DELETE", "/api/delete", {"model": "a"}),
 )  # fmt: skip
 

@@ -41,6 +41,24 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 {{ .Values.model.servedName | default .Values.model.name }}
 {{- end }}
 
+{{- /* "true" if further workers compute long prompts for the others. */}}
+{{- define "sluice.prefill" -}}
+{{- if gt (int .Values.prefill.replicas) 0 }}true{{ end }}
+{{- end }}
+
+{{- /* The claim of the volume through which prompts travel between workers. */}}
+{{- define "sluice.storeClaim" -}}
+{{ .Values.prefill.store.existingClaim | default (printf "%s-kv" (include "sluice.name" .)) }}
+{{- end }}
+
+{{- /* Selects the pods of all workers that frontends connect to. */}}
+{{- define "sluice.workers" -}}
+matchLabels:
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+  - {key: app.kubernetes.io/name, operator: In, values: [sluice-worker, sluice-prefill]}
+{{- end }}
+
 {{- /* "true" if all pods read the model from one volume. */}}
 {{- define "sluice.shared" -}}
 {{- if has .Values.modelVolume.mode (list "shared" "existing") }}true{{ end }}
@@ -59,19 +77,20 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 {{ .Values.modelVolume.sizeGb | default (ceil (addf 5 (mulf 1.2 .Values.model.weightsGb)) | int) }}Gi
 {{- end }}
 
-{{- /* On a CPU, memory holds weights and K/V; each host of a worker has its part of them, and all embeddings. On a GPU, memory
+{{- /* Resources of a pod that computes: (list . "worker"). On a CPU, memory holds weights and K/V; each host of a worker has its part of them, and all embeddings. On a GPU, memory
    is needed only for the process and for reading files. An all-in-one pod has 2 GiB more, for its frontend. */}}
 {{- define "sluice.workerResources" -}}
-{{- $v := .Values }}{{ $weights := $v.model.weightsGb }}{{ $shm := $v.worker.shmGb }}{{ $part := divf 1 $v.worker.hosts }}
+{{- $v := (index . 0).Values }}{{ $worker := include "sluice.workerValues" . | fromYaml }}
+{{- $weights := $v.model.weightsGb }}{{ $shm := $worker.shmGb }}{{ $part := divf 1 $worker.hosts }}
 {{- $frontend := ternary 2 0 (eq $v.topology "all-in-one") }}
-{{- if $v.worker.resources }}{{ toYaml $v.worker.resources }}
+{{- if $worker.resources }}{{ toYaml $worker.resources }}
 {{- else if eq $v.device "cpu" }}
 {{- $memory := printf "%dGi" (ceil (addf 3 (mulf (addf 0.1 $part) $weights) (mulf $part $v.model.kvCacheGb) $shm $frontend) | int) }}
-requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ $memory }}}
+requests: {cpu: {{ $worker.cpus | quote }}, memory: {{ $memory }}}
 limits: {memory: {{ $memory }}}
 {{- else }}
-requests: {cpu: {{ $v.worker.cpus | quote }}, memory: {{ ceil (addf 4 (mulf 0.25 $weights) $shm $frontend) | int }}Gi}
-limits: {memory: {{ ceil (addf 8 $weights $shm $frontend) | int }}Gi, {{ $v.worker.gpuResource }}: {{ $v.worker.gpus }}}
+requests: {cpu: {{ $worker.cpus | quote }}, memory: {{ ceil (addf 4 (mulf 0.25 $weights) $shm $frontend) | int }}Gi}
+limits: {memory: {{ ceil (addf 8 $weights $shm $frontend) | int }}Gi, {{ $worker.gpuResource }}: {{ $worker.gpus }}}
 {{- end }}
 {{- end }}
 
@@ -133,12 +152,16 @@ initContainers:
 {{- end }}
 {{- end }}
 
-{{- /* The values' .worker, with a toleration of the taint that keeps other pods off nodes with GPUs. */}}
-{{- define "sluice.onGpuNodes" -}}
-{{- $worker := deepCopy .Values.worker }}
-{{- if eq .Values.device "cuda" }}
-{{- $taint := dict "key" .Values.worker.gpuResource "operator" "Exists" "effect" "NoSchedule" }}
-{{- $_ := set $worker "tolerations" (prepend .Values.worker.tolerations $taint) }}
+{{- /* The values of the pods of a process that computes: (list . "worker"). "prefill" has those of .worker where .prefill.worker
+   has no others. On GPUs, with a toleration of the taint that keeps other pods off nodes with GPUs. */}}
+{{- define "sluice.workerValues" -}}
+{{- $v := (index . 0).Values }}{{ $worker := deepCopy $v.worker }}
+{{- if eq (index . 1) "prefill" }}
+{{- $worker = mergeOverwrite $worker (deepCopy $v.prefill.worker) }}
+{{- end }}
+{{- if eq $v.device "cuda" }}
+{{- $taint := dict "key" $worker.gpuResource "operator" "Exists" "effect" "NoSchedule" }}
+{{- $_ := set $worker "tolerations" (prepend $worker.tolerations $taint) }}
 {{- end }}
 {{- toYaml $worker }}
 {{- end }}

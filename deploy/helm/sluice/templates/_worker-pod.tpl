@@ -1,25 +1,27 @@
-{{- /* The pod of a worker: (list . "worker"), or of a further rank: (list . "rank"). A rank computes a part of the model for a
+{{- /* The pod of a worker: (list . "worker"), of a prefill worker: (list . "prefill"), or of a further rank: (list . "rank").
+   A worker and its prefill workers write to one volume and never connect to each other. A rank computes a part of the model for a
    worker on another host, and has no sockets for frontends. If a rank hangs, its worker stops, and the worker's probe ends
    the group. */}}
 {{- define "sluice.workerPod" -}}
 {{- $root := index . 0 }}{{ $process := index . 1 }}{{ $v := $root.Values }}
-{{- $serves := eq $process "worker" }}{{ $hosts := int $v.worker.hosts -}}
+{{- $serves := ne $process "rank" }}{{ $prefill := include "sluice.prefill" $root }}
+{{- $worker := include "sluice.workerValues" . | fromYaml }}{{ $hosts := int $v.worker.hosts -}}
 metadata:
   labels:
     {{- include "sluice.labels" (list $root $process) | nindent 4 }}
   annotations:
     checksum/settings: {{ include (print $root.Template.BasePath "/settings.yaml") $root | sha256sum | trunc 16 }}
-    {{- with $v.worker.podAnnotations }}
+    {{- with $worker.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
   enableServiceLinks: false  # otherwise variables such as SLUICE_WORKER_PORT appear, which look like settings
   automountServiceAccountToken: false
   terminationGracePeriodSeconds: {{ add $v.drainTimeoutSeconds 30 }}  # above --drain-timeout
-  {{- with $v.worker.runtimeClassName }}
+  {{- with $worker.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
-  {{- with include "sluice.placement" (list $root (include "sluice.onGpuNodes" $root | fromYaml)) | trim }}
+  {{- with include "sluice.placement" (list $root $worker) | trim }}
   {{- . | nindent 2 }}
   {{- end }}
   securityContext:
@@ -50,7 +52,12 @@ spec:
         - --worker-host=0.0.0.0
         - --worker-metrics-port=8001
         {{- end }}
-        {{- range $v.worker.extraArgs }}
+        {{- if $prefill }}
+        - --role={{ ternary "prefill" "decode" (eq $process "prefill") }}
+        - --kv-store=/kv/pages  # a folder that the worker makes itself: the volume's root may be writable for its group
+        - --kv-store-gb={{ $v.prefill.store.sizeGb }}
+        {{- end }}
+        {{- range $worker.extraArgs }}
         - {{ . | quote }}
         {{- end }}
       envFrom:
@@ -64,14 +71,14 @@ spec:
         - {name: metrics, containerPort: 8001}
       {{- end }}
       resources:
-        {{- include "sluice.workerResources" $root | trim | nindent 8 }}
+        {{- include "sluice.workerResources" . | trim | nindent 8 }}
       {{- if $serves }}
       # /metrics opens when the weights are loaded.
       startupProbe:
         httpGet: {path: /metrics, port: metrics}
         periodSeconds: 5
         timeoutSeconds: 4
-        failureThreshold: {{ mul $v.worker.startupMinutes 12 }}
+        failureThreshold: {{ mul $worker.startupMinutes 12 }}
       readinessProbe:
         httpGet: {path: /metrics, port: metrics}
         periodSeconds: 5
@@ -92,6 +99,9 @@ spec:
         {{- if include "sluice.shared" $root }}
         - {name: models, mountPath: /models, readOnly: true}
         {{- end }}
+        {{- if $prefill }}
+        - {name: kv, mountPath: /kv}
+        {{- end }}
         - {name: cache, mountPath: /cache}
         - {name: shm, mountPath: /dev/shm}
         - {name: tmp, mountPath: /tmp}
@@ -109,12 +119,88 @@ spec:
     - name: models
       persistentVolumeClaim: {claimName: {{ include "sluice.modelClaim" $root }}, readOnly: true}
     {{- end }}
+    {{- if $prefill }}
+    - name: kv
+      persistentVolumeClaim: {claimName: {{ include "sluice.storeClaim" $root }}}
+    {{- end }}
     {{- if ne $v.modelVolume.mode "replica" }}
     - name: cache  # Triton's compiled kernels, and translated GGUF files
       emptyDir: {}
     {{- end }}
     - name: shm  # the default of 64 MiB is too small for torch's shared tensors; it counts as memory of the pod
-      emptyDir: {medium: Memory, sizeLimit: {{ $v.worker.shmGb }}Gi}
+      emptyDir: {medium: Memory, sizeLimit: {{ $worker.shmGb }}Gi}
     - name: tmp
       emptyDir: {}
+{{- end }}
+
+{{- /* The name of all pods of (list . "worker") or (list . "prefill"), including loading ones, so that /ready can show progress. */}}
+{{- define "sluice.workerService" -}}
+{{- $root := index . 0 }}{{ $process := index . 1 -}}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ include "sluice.name" $root }}-{{ $process }}
+  labels:
+    {{- include "sluice.labels" . | nindent 4 }}
+spec:
+  clusterIP: None
+  ipFamilies: [IPv4]
+  publishNotReadyAddresses: true
+  selector:
+    {{- include "sluice.labels" . | nindent 4 }}
+  ports:
+    - {name: requests, port: 5555}
+    - {name: events, port: 5556}
+    - {name: metrics, port: 8001}
+{{- end }}
+
+{{- /* The StatefulSet of (list . "worker") or (list . "prefill"). */}}
+{{- define "sluice.workerSet" -}}
+{{- $root := index . 0 }}{{ $process := index . 1 }}{{ $v := $root.Values -}}
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: {{ include "sluice.name" $root }}-{{ $process }}
+  labels:
+    {{- include "sluice.labels" . | nindent 4 }}
+spec:
+  serviceName: {{ include "sluice.name" $root }}-{{ $process }}
+  {{- if eq $process "prefill" }}
+  replicas: {{ $v.prefill.replicas }}
+  {{- else if eq $v.workerAutoscaling.kind "none" }}
+  replicas: {{ $v.worker.replicas }}
+  {{- end }}
+  podManagementPolicy: Parallel
+  selector:
+    matchLabels:
+      {{- include "sluice.labels" . | nindent 6 }}
+  template:
+    {{- include "sluice.workerPod" . | nindent 4 }}
+  {{- if eq $v.modelVolume.mode "replica" }}
+  volumeClaimTemplates:
+    - metadata:
+        name: cache
+      spec:
+        accessModes: [ReadWriteOnce]
+        {{- with $v.modelVolume.storageClassName }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources:
+          requests: {storage: {{ include "sluice.volumeSize" $root }}}
+  {{- end }}
+{{- end }}
+
+{{- define "sluice.workerBudget" -}}
+{{- $root := index . 0 }}{{ $process := index . 1 -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "sluice.name" $root }}-{{ $process }}
+  labels:
+    {{- include "sluice.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "sluice.labels" . | nindent 6 }}
 {{- end }}
