@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from worker.kv_cache.tensors import KVCache
 from worker.models.forward_inputs import ForwardInputs
+from worker.models.key_centres import centred_over, key_centre
 from worker.models.layer_kinds import LayerContext, feed_forward, mixer
 from worker.models.per_layer_embeddings import (
     PerLayerInput,
@@ -122,6 +123,7 @@ class Decoder:
         self.layers_started = c_uint64()  # a count over all steps, which shows that a long step makes progress
         self.ropes = [tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
         self.query_scales = query_scales(spec.query_scaling, max_positions, weights.embed.device)
+        self.key_centres = key_centres(spec, weights)
         self._forwards = [
             (mixer(layer.mixer.kind).forward, feed_forward(layer.feed_forward.kind).forward) for layer in weights.layers
         ]
@@ -142,7 +144,8 @@ class Decoder:
         own = vectors_of_layers(self.weights.per_layer_inputs, inputs, x, eps, do)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
-        step = LayerContext(do, spec, at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
+        ropes = at_columns(self.ropes, inputs.rotary)
+        step = LayerContext(do, spec, ropes, self.query_scales, self.key_centres, inputs, cache)
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
             normed, h = h, mix(h, layer.mixer, index, step, layer.next_weights)  # [T, width of the mixer]
@@ -211,6 +214,23 @@ class Decoder:
         other = copy(self)
         other.operations = operations
         return other
+
+
+def key_centres(spec: ModelSpec, weights: Weights) -> list[Tensor | None]:
+    """Returns for each layer what is subtracted from keys in int8, [Hk, D] float32, or None.
+
+    Only caches in the memory of the CPU have keys in int8.
+    """
+    positions, device = centred_over(spec), weights.embed.device
+    if not positions or device.type != "cpu":
+        return [None] * len(weights.layers)
+    ropes = [tables(table, spec.head_dim, positions, device) for table in spec.ropes]
+    pairs = zip(weights.layers, spec.layers, strict=True)
+    biases = [mixer(own.mixer.kind).key_bias(own.mixer, spec, layer) for own, layer in pairs]
+    return [
+        None if bias is None else key_centre(bias, *ropes[layer.rope])
+        for bias, layer in zip(biases, spec.layers, strict=True)
+    ]
 
 
 # Computes tables of rotary embeddings and of the factors that scale queries, float32, with one row per position.
