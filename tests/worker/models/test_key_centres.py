@@ -88,7 +88,7 @@ def with_large_biases(folder: Path, to: Path) -> Path:
     fast = [0, 1, 2, 3] if rope.neighbours else [0, 1, half, half + 1]
     for name, bias in tensors.items():
         if name.endswith("k_proj.bias"):
-            added = torch.randn(spec.kv_heads, spec.head_dim, generator=torch.Generator().manual_seed(len(name))) * 50
+            added = torch.randn(spec.kv_heads, spec.head_dim, generator=torch.Generator().manual_seed(len(name))) * 100
             added[:, fast] = 0.0
             tensors[name] = bias + added.flatten().to(bias.dtype)
     save_file(tensors, to / "model.safetensors", {"format": "pt"})
