@@ -14,8 +14,7 @@ from shared.config.declaration import ConfigError
 from shared.config.worker import WorkerConfig
 from worker.device import check_format, check_kernels, computable
 from worker.kv_cache.tensors import kv_format
-from worker.models.decoder import Decoder
-from worker.models.key_centres import centred_over
+from worker.models.decoder import Decoder, centred_over
 from worker.ops import native as c_library
 from worker.ops import paged_kv
 from worker.ops.native_build import EXTENDS, SAME_BITS

@@ -198,7 +198,7 @@ class LayerContext:
     spec: ModelSpec
     ropes: Sequence[tuple[Tensor, Tensor]]  # cos and sin [positions, D] float32, for each rotary table of the spec
     query_scales: Tensor | None  # [positions] float32
-    key_centres: Sequence[Tensor | None]  # of each layer (key_centres.py)
+    key_centres: Sequence[Tensor | None]  # of each layer (decoder.py)
     inputs: ForwardInputs
     cache: KVCache
 

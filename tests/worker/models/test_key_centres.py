@@ -16,8 +16,7 @@ from worker.checkpoint.checkpoint import read_config
 from worker.engine.numerics import choose_formats
 from worker.models.config import spec_from_config
 from worker.models.cpu_decoder import fastest_decoder
-from worker.models.decoder import Decoder, tables
-from worker.models.key_centres import POSITIONS, centred_over, key_centre
+from worker.models.decoder import CENTRE_POSITIONS, Decoder, centred_over, key_centre, tables
 from worker.models.load import load
 from worker.models.sharding import Share
 from worker.spec import RopeSpec
@@ -29,7 +28,7 @@ BIASED = ("qwen2", "llama-biased", "glm4", "stablelm", "starcoder2", "qwen2-moe"
 @pytest.mark.parametrize(
     ("kind", "centred"),
     [
-        *((kind, POSITIONS) for kind in BIASED),
+        *((kind, CENTRE_POSITIONS) for kind in BIASED),
         ("llama", 0), ("qwen3", 0), ("glm4-moe", 0),  # no bias, or a norm behind it
         ("gpt-oss", 0), ("gemma2", 0),  # sinks, a soft cap
         ("deepseek-v2-groups", 0),  # the rows of keys are the values, too
@@ -43,12 +42,12 @@ def test_keys_with_a_bias_have_a_centre_unless_more_than_their_scores_depends_on
     assert {centre is not None for centre in decoder.key_centres} == {centred > 0}
     for kept in ("auto", "fp8", "int8"):
         name = choose_formats(decoder.spec, WorkerConfig(device="cpu", kv_cache_dtype=kept), CPU).kv_name
-        assert (f"centred over {POSITIONS} positions" in name) == (centred > 0 and kept == "int8")
+        assert (f"centred over {CENTRE_POSITIONS} positions" in name) == (centred > 0 and kept == "int8")
 
 
 def test_centre_is_the_mean_of_the_rotated_bias_and_the_length_of_the_context_does_not_change_it() -> None:
     rope, bias = RopeSpec("default", 1e4), torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
-    cos, sin = tables(rope, 16, POSITIONS, CPU)
+    cos, sin = tables(rope, 16, CENTRE_POSITIONS, CPU)
     turned = torch.cat((-bias[:, 8:], bias[:, :8]), dim=1)
     every = bias * cos[:, None] + turned * sin[:, None]  # [positions, heads, D]
     torch.testing.assert_close(key_centre(bias, cos, sin), every.double().mean(0).float(), rtol=1e-5, atol=1e-6)
