@@ -95,6 +95,8 @@ def _engine(engine: Engine) -> Predict:
         sequence = dummy_sequence(window, size.page_size, len(size.groups), SCORED)
         sequence.scores = PromptScores(first_predicted(len(window)) + 1)
         sequence.pages = [array("i", range(1, 1 + len(pages))) for pages in sequence.pages]
+        if any(len(own) >= known for own, known in zip(sequence.pages, size.pages, strict=True)):
+            raise SystemExit(f"--kv-cache-gb is too small for a window of {len(window)} tokens")
         inputs, _ = build_inputs([Chunk(sequence, 0, len(window), False)], size.page_size, CPU)
         runner._cache.reach(inputs.max_pages)
         return runner._forward(inputs)  # called directly, because the worker's loop gives no access to logits
