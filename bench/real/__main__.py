@@ -26,7 +26,7 @@ from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, comma_separated, new_file, positive_int
 
 SIDES = ("sluice", "llama.cpp", "transformers")
-POOL = ("--kv-cache-gb", "0.25")
+POOL = ("--kv-cache-gb", "0.5")  # enough for windows of 8,192 tokens of small models
 HEAD = (
     "| format | computed by | tokens | perplexity | to full | KL, nats per token | same top-1 |\n"
     "|---|---|--:|--:|--:|--:|--:|"

@@ -18,6 +18,7 @@ from torch import Tensor
 
 MAGIC = b"_logits_"
 RANGE, STEPS = 16.0, 65_535
+ROWS_AT_ONCE = 256  # how many rows of a vocabulary are computed with at once, because many do not fit in memory
 LEFT_OUT = -1e4  # log-probability of tokens that are left out: their probability becomes 0
 
 Window = list[int]  # token ids
@@ -36,7 +37,8 @@ def write(path: Path, windows: Sequence[Window], vocab: int, logits: Iterable[Te
         file.write(MAGIC + struct.pack("<iii", len(windows[0]), vocab, len(windows)))
         file.write(np.array(windows, "<i4").tobytes())
         for rows in logits:
-            file.write(_encoded(rows).tobytes())
+            for first in range(0, len(rows), ROWS_AT_ONCE):
+                file.write(_encoded(rows[first : first + ROWS_AT_ONCE]).tobytes())
     new.rename(path)
 
 
@@ -60,9 +62,11 @@ class BaseFile:
             rows = np.memmap(path, np.uint16, "r", file.tell(), shape)
         return cls(windows, rows, vocab)
 
-    def log_probabilities(self, index: int) -> Tensor:
-        """Returns the log-probabilities of one window, [R, vocab] float32. Tokens left out get the row's minimum."""
-        rows = torch.from_numpy(self.rows[index].copy())
+    def log_probabilities(self, index: int, first: int = 0, end: int | None = None) -> Tensor:
+        """Returns the log-probabilities of rows [first, end) of one window, [R, vocab] float32. Tokens left out get the
+        row's minimum.
+        """
+        rows = torch.from_numpy(self.rows[index, first:end].copy())
         head = rows[:, :4].contiguous().view(torch.float32)
         found: Tensor = rows[:, 4 : 4 + self.vocab].float() * head[:, :1] + head[:, 1:]
         return found

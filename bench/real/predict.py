@@ -25,7 +25,7 @@ spin_briefly()  # must run before torch is imported
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from bench.real.base_file import BaseFile, Window, first_predicted, without_tail, write  # noqa: E402
+from bench.real.base_file import ROWS_AT_ONCE, BaseFile, Window, first_predicted, without_tail, write  # noqa: E402
 from bench.score import Score  # noqa: E402
 from shared.messages import Sampling  # noqa: E402
 from worker.device import threads_of  # noqa: E402
@@ -74,10 +74,13 @@ def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
     score, full = Score(), 0.0
     for at in range(count):
         index = at * len(base.windows) // count
-        window, known = base.windows[index], base.log_probabilities(index)
-        ids = torch.tensor(window[first_predicted(len(window)) + 1 :])
-        score.add(without_tail(known), predict(window), ids)
-        full -= known.gather(1, ids[:, None]).double().sum().item()
+        window = base.windows[index]
+        ids, logits = torch.tensor(window[first_predicted(len(window)) + 1 :]), predict(window)
+        for first in range(0, len(ids), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            known = base.log_probabilities(index, first, first + ROWS_AT_ONCE)
+            score.add(without_tail(known), logits[rows], ids[rows])
+            full -= known.gather(1, ids[rows, None]).double().sum().item()
     return {
         "tokens": count * len(base.windows[0]), "predicted": score.tokens, "perplexity": score.perplexity,
         "full": math.exp(full / score.tokens), "kl": score.kl, "agreement": score.agreement,
@@ -92,6 +95,8 @@ def _engine(engine: Engine) -> Predict:
         sequence = dummy_sequence(window, size.page_size, len(size.groups), SCORED)
         sequence.scores = PromptScores(first_predicted(len(window)) + 1)
         sequence.pages = [array("i", range(1, 1 + len(pages))) for pages in sequence.pages]
+        if any(len(own) >= known for own, known in zip(sequence.pages, size.pages, strict=True)):
+            raise SystemExit(f"--kv-cache-gb is too small for a window of {len(window)} tokens")
         inputs, _ = build_inputs([Chunk(sequence, 0, len(window), False)], size.page_size, CPU)
         runner._cache.reach(inputs.max_pages)
         return runner._forward(inputs)  # called directly, because the worker's loop gives no access to logits

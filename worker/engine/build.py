@@ -37,7 +37,6 @@ from worker.models.decoder import Decoder, Weights
 from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops.native import huge_pages
-from worker.ops.paged_kv import name_of
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler
 from worker.spec import ModelSpec
@@ -262,7 +261,7 @@ def _runner_for(
     formats, gpu = loaded.files.formats, loaded.gpu
     log.info(
         "%s on %s in %s, K/V in %s: %s", decoder.spec.model_type, gpu.name if gpu else "cpu", formats.dtype,
-        name_of(formats.kv_dtype), size,
+        formats.kv_name, size,
     )  # fmt: skip
     if gpu is None:
         warn_about_cpu(worker, formats)

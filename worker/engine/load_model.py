@@ -34,7 +34,6 @@ from worker.models.sharding import CannotShare, Part
 from worker.models.weights_cache import WeightsCache
 from worker.ops import native as c_library
 from worker.ops.native import wait_for_library
-from worker.ops.paged_kv import name_of
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class ModelFiles:
             "the checkpoint": fingerprint_of([self.spec, sizes]),
             "--dtype": dtype_name(formats.dtype, formats.memory),
             "--activations": formats.memory.activations,
-            "--kv-cache-dtype": name_of(formats.kv_dtype).removeprefix("torch."),
+            "--kv-cache-dtype": formats.kv_name.removeprefix("torch."),
             "--batch-invariant": "on" if worker.batch_invariant else "off",
             "the instruction sets": numerics.processor,
             **{f"the library {name}": release for name, release in numerics.libraries.items()},

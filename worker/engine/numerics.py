@@ -14,7 +14,7 @@ from shared.config.declaration import ConfigError
 from shared.config.worker import WorkerConfig
 from worker.device import check_format, check_kernels, computable
 from worker.kv_cache.tensors import kv_format
-from worker.models.decoder import Decoder
+from worker.models.decoder import Decoder, centred_over
 from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops import paged_kv
@@ -30,12 +30,13 @@ class Formats:
     """The number formats of a model.
 
     dtype: the format that the model computes in; kv_dtype: the format of the K/V cache, as kv_format() returns it;
-    memory: how weights of linear layers are stored in memory.
+    memory: how weights of linear layers are stored in memory; kv_name: the name of the K/V cache's format.
     """
 
     dtype: torch.dtype
     kv_dtype: torch.dtype
     memory: InMemory
+    kv_name: str
 
     @property
     def all_in_c(self) -> bool:
@@ -73,7 +74,7 @@ def choose_formats(spec: ModelSpec, worker: WorkerConfig, device: torch.device) 
         memory = _with_int8_inputs(memory, dtype)
     if quantized := describe(spec.stored, memory, dtype, worker.quantization):
         log.info("%s", quantized)
-    return Formats(dtype, kv_dtype, memory)
+    return Formats(dtype, kv_dtype, memory, paged_kv.name_of(kv_dtype, centred_over(spec)))
 
 
 def _rounds_inputs(spec: ModelSpec, memory: InMemory, dtype: torch.dtype, device: torch.device) -> bool:
@@ -210,7 +211,7 @@ def numerics_of(kernels: str, formats: Formats, device: torch.device, *, batch_i
         kernels=kernels,
         processor=_processor(device, formats.dtype),
         dtype=str(formats.dtype),
-        kv_dtype=paged_kv.name_of(formats.kv_dtype),
+        kv_dtype=formats.kv_name,
         memory=formats.memory,
         batch_invariant=batch_invariant,
     )

@@ -53,11 +53,12 @@ def forward(h: Tensor, own: AttentionWeights, index: int, step: LayerContext, ne
     gate = None if own.gates is None else do.linear(h, own.gates)
     shares = kind.shares is not None  # if true, the layer has query heads only
     written, k_norm = ([part[:, :, :0] for part in kv], own.q_norm) if shares else (kv, own.k_norm)
+    k_centre = step.key_centres[index] if paged_kv.keys_are_rotated(kv[0]) else None
     q = do.qkv_rope_write(
         do.linear(h, own.qkv, split_k=True), *written, *step.ropes[kind.rope],
         inputs.positions if inputs.rope_rows is None else inputs.rope_rows,
-        inputs.slot_mappings[group], q_norm=own.q_norm, k_norm=k_norm, v_norm=own.v_norm, eps=spec.norm_eps,
-        offset=spec.norm_offset, dtype=h.dtype, norm_last=spec.qk_norm_last,
+        inputs.slot_mappings[group], q_norm=own.q_norm, k_norm=k_norm, v_norm=own.v_norm, k_centre=k_centre,
+        eps=spec.norm_eps, offset=spec.norm_offset, dtype=h.dtype, norm_last=spec.qk_norm_last,
     )  # fmt: skip
     if step.query_scales is not None:
         q = (q.float() * step.query_scales[inputs.positions, None, None]).to(q.dtype)
@@ -191,11 +192,21 @@ def _in_c(own: AttentionWeights, place: Place) -> dict[str, Any]:
     layer, cache = place.layer, place.cache
     (cos, sin), (cache_k, cache_v) = place.ropes[layer.rope], cache.layer(place.index)
     attention = AttentionC(
-        q_norm=own.q_norm, k_norm=own.k_norm, v_norm=own.v_norm, cos=cos, sin=sin, sinks=own.sinks,
+        q_norm=own.q_norm, k_norm=own.k_norm, v_norm=own.v_norm,
+        k_centre=place.key_centre if paged_kv.keys_are_rotated(cache_k) else None, cos=cos, sin=sin, sinks=own.sinks,
         cache_k=cache_k, cache_v=cache_v, norm_last=place.spec.qk_norm_last, window=layer.window,
         group=cache.group_of[place.index], shares=layer.shares is not None, bidirectional=layer.bidirectional,
     )  # fmt: skip
     return {"qkv": own.qkv.cpu, "gates": own.gates and own.gates.cpu, "o": own.o.cpu, "attention": attention}
+
+
+def _key_bias(own: AttentionWeights, spec: ModelSpec, layer: LayerSpec) -> Tensor | None:
+    bias = own.qkv.whole_bias
+    if bias is None or layer.shares is not None:
+        return None
+    kv_heads, head_dim = spec.kv_shape(layer)
+    size = kv_heads * head_dim
+    return bias[-2 * size : -size].view(kv_heads, head_dim)
 
 
 MIXER = Mixer(
@@ -204,4 +215,5 @@ MIXER = Mixer(
     forward=forward,
     runs_in_c=_runs_in_c,
     in_c=_in_c,
+    key_bias=_key_bias,
 )

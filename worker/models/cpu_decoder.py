@@ -86,6 +86,7 @@ class AttentionC:
     q_norm: Tensor | None  # [D], or [Hq * D] if one norm covers all heads
     k_norm: Tensor | None  # [D], or [Hk * D] if one norm covers all heads
     v_norm: Tensor | None
+    k_centre: Tensor | None  # [Hk, D] float32: is subtracted from rotated keys
     cos: Tensor  # [positions, D] float32
     sin: Tensor
     sinks: Tensor | None  # [Hq] float32
@@ -154,6 +155,7 @@ NORMS = ("before_attention", "after_attention", "before_mlp", "after_mlp")
 LINEARS = ("gate_up", "down", "shared_gate")  # the linears of the feed-forward network
 EXPERT_NORMS = ("after_dense", "before_router", "before_experts", "after_experts")
 INPUT_LINEARS = ("input_gate", "input_out")
+HEAD_VECTORS = ("q_norm", "k_norm", "v_norm", "k_centre")  # of AttentionC
 
 
 class _Layer(Structure):
@@ -161,7 +163,7 @@ class _Layer(Structure):
         *((name, c_void_p) for name in (*NORMS, "qkv", "gates", "o", "recur", "recurrent", *LINEARS)),
         ("activation", c_void_p), ("experts", c_void_p),
         *((name, c_void_p) for name in (*EXPERT_NORMS, *INPUT_LINEARS, "after_input", "scale")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")),
+        *((name, c_void_p) for name in (*HEAD_VECTORS, "cos", "sin", "sinks", "cache_k", "cache_v")),
         *((name, c_long) for name in ("window", "group", "kv_heads", "own_kv_heads", "d")),
         ("normed", c_int), ("kv_format", c_int), ("bidirectional", c_int), ("latent", c_void_p),
     ]  # fmt: skip
@@ -412,7 +414,7 @@ def _addresses(
 
 def _attention(attention: AttentionC, heads: int) -> dict[str, int | None]:
     """Returns the fields of _Layer that belong to attention. heads: how many query heads this process has"""
-    names = ("q_norm", "k_norm", "v_norm", "cos", "sin", "sinks", "cache_k", "cache_v")
+    names = (*HEAD_VECTORS, "cos", "sin", "sinks", "cache_k", "cache_v")
     read: dict[str, Tensor | None] = {name: getattr(attention, name) for name in names}
     assert all(tensor is None or tensor.is_contiguous() for tensor in read.values())
     d, kv_heads = attention.cos.shape[1], attention.cache_k.shape[2]
@@ -497,7 +499,9 @@ def fastest_decoder(decoder: Decoder, cache: KVCache, ranks: RanksC | None = Non
     ranks: as for CpuDecoder
     """
     spec, dtype = decoder.spec, decoder.weights.embed.dtype
-    places = [Place(index, spec, decoder.ropes, cache, dtype) for index in range(len(spec.layers))]
+    places = [
+        Place(index, spec, decoder.ropes, centre, cache, dtype) for index, centre in enumerate(decoder.key_centres)
+    ]
     if decoder.operations is not FAST or not all(mixer(place.layer.mixer).runs_in_c(place) for place in places):
         return decoder
     if any(linear.cpu is None for layer in decoder.weights.layers for linear in layer.linears):

@@ -122,6 +122,7 @@ class Decoder:
         self.layers_started = c_uint64()  # a count over all steps, which shows that a long step makes progress
         self.ropes = [tables(table, spec.head_dim, max_positions, weights.embed.device) for table in spec.ropes]
         self.query_scales = query_scales(spec.query_scaling, max_positions, weights.embed.device)
+        self.key_centres = key_centres(spec, weights)
         self._forwards = [
             (mixer(layer.mixer.kind).forward, feed_forward(layer.feed_forward.kind).forward) for layer in weights.layers
         ]
@@ -142,7 +143,8 @@ class Decoder:
         own = vectors_of_layers(self.weights.per_layer_inputs, inputs, x, eps, do)
         h = x if self.norms[0] is None else do.rms_norm(x, self.norms[0], eps, offset=offset)
         h = h if inputs.first is None else inputs.first
-        step = LayerContext(do, spec, at_columns(self.ropes, inputs.rotary), self.query_scales, inputs, cache)
+        ropes = at_columns(self.ropes, inputs.rotary)
+        step = LayerContext(do, spec, ropes, self.query_scales, self.key_centres, inputs, cache)
         for index, (layer, (mix, feed)) in enumerate(zip(self.weights.layers, self._forwards, strict=True)):
             self.layers_started.value += 1
             normed, h = h, mix(h, layer.mixer, index, step, layer.next_weights)  # [T, width of the mixer]
@@ -211,6 +213,59 @@ class Decoder:
         other = copy(self)
         other.operations = operations
         return other
+
+
+# Decides which models keep keys in int8 without their centre, and computes it.
+#
+# A key is the rotary embedding of a projection and its bias. Some biases are 40 times as long as the rest of a key
+# (Qwen2.5), and a step of int8 follows the largest element. So the mean over positions of the rotated bias, the centre
+# of a head's keys, is subtracted from each of them before it is rounded.
+#
+# Attention needs not know of it: one vector c less in all keys of a head is one number q · c less in all scores of a
+# query q, and softmax sees only differences of scores. So any centre is right, up to rounding; it is merely more or
+# less useful. Kinds of rotary embeddings (partial, interleaved, YaRN, M-RoPE), adapters of the projection and the
+# positions of a text decide only that.
+
+# The mean is over this many positions, whatever the length of the context is, so that the centre depends on the
+# checkpoint alone. A mean over more positions loses what pairs that rotate slowly have in common in short texts.
+CENTRE_POSITIONS = 8192
+
+
+def centred_over(spec: ModelSpec) -> int:
+    """Returns the number of positions over which centres are means; 0 if the model's keys have no centre.
+
+    Keys have none
+    - if scores are compared with more than other scores: with the logits of sinks (gpt-oss), or by the function that
+      caps them (Gemma 2);
+    - if the norm of keys makes something else of the bias (Qwen3, Gemma 3), or there is no bias (Llama);
+    - if the rows of keys are the values, too (latent attention).
+    """
+    shifted_is_same = not spec.sinks and spec.attention_softcap == 0.0
+    return CENTRE_POSITIONS if shifted_is_same and spec.qkv_bias and not spec.qk_norm and spec.latent is None else 0
+
+
+def key_centres(spec: ModelSpec, weights: Weights) -> list[Tensor | None]:
+    """Returns for each layer what is subtracted from keys in int8, [Hk, D] float32, or None.
+
+    Only caches in the memory of the CPU have keys in int8.
+    """
+    positions, device = centred_over(spec), weights.embed.device
+    if not positions or device.type != "cpu":
+        return [None] * len(weights.layers)
+    ropes = [tables(table, spec.head_dim, positions, device) for table in spec.ropes]
+    pairs = zip(weights.layers, spec.layers, strict=True)
+    biases = [mixer(own.mixer.kind).key_bias(own.mixer, spec, layer) for own, layer in pairs]
+    return [
+        None if bias is None else key_centre(bias, *ropes[layer.rope])
+        for bias, layer in zip(biases, spec.layers, strict=True)
+    ]
+
+
+def key_centre(bias: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Returns the mean of the rotated bias, [Hk, D]. bias [Hk, D]; cos, sin [positions, D]: rotary tables; float32"""
+    low, high = bias.double().chunk(2, dim=-1)
+    (cos_low, cos_high), (sin_low, sin_high) = (table.double().mean(0).chunk(2) for table in (cos, sin))
+    return torch.cat((low * cos_low - high * sin_low, high * cos_high + low * sin_high), dim=-1).float()
 
 
 # Computes tables of rotary embeddings and of the factors that scale queries, float32, with one row per position.

@@ -196,9 +196,9 @@ def _runs_in_c(place: Place) -> bool:
 def _in_c(own: LatentWeights, place: Place) -> dict[str, Any]:
     (cos, sin), (cache_k, cache_v) = place.ropes[place.layer.rope], place.cache.layer(place.index)
     attention = AttentionC(
-        q_norm=None, k_norm=None, v_norm=None, cos=cos, sin=sin, sinks=None, cache_k=cache_k, cache_v=cache_v,
-        norm_last=False, window=place.layer.window, group=place.cache.group_of[place.index], shares=False,
-        bidirectional=False,
+        q_norm=None, k_norm=None, v_norm=None, k_centre=None, cos=cos, sin=sin, sinks=None, cache_k=cache_k,
+        cache_v=cache_v, norm_last=False, window=place.layer.window, group=place.cache.group_of[place.index],
+        shares=False, bidirectional=False,
     )  # fmt: skip
     assert own.absorb.cpu is not None and own.expand.cpu is not None
     latent = LatentC(

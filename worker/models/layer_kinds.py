@@ -198,6 +198,7 @@ class LayerContext:
     spec: ModelSpec
     ropes: Sequence[tuple[Tensor, Tensor]]  # cos and sin [positions, D] float32, for each rotary table of the spec
     query_scales: Tensor | None  # [positions] float32
+    key_centres: Sequence[Tensor | None]  # of each layer (decoder.py)
     inputs: ForwardInputs
     cache: KVCache
 
@@ -209,6 +210,7 @@ class Place:
     index: int
     spec: ModelSpec
     ropes: Sequence[tuple[Tensor, Tensor]]
+    key_centre: Tensor | None
     cache: KVCache
     dtype: torch.dtype  # the model's dtype
 
@@ -227,6 +229,10 @@ def no_state(config: Config) -> None:
     return None
 
 
+def no_key_bias(own: Any, spec: ModelSpec, layer: LayerSpec) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixer:
     """The functions of a kind of mixer.
@@ -240,6 +246,8 @@ class Mixer:
         read next, which may be prefetched.
     runs_in_c: returns whether the C library can compute a layer
     in_c: returns the fields of DecoderCLayer, from the weights and the place of the layer
+    key_bias: returns the constant part of a layer's keys before the rotation, [key heads, D] float32; None if they have
+        none. Its arguments are the weights, the spec and the layer.
     """
 
     state: Callable[[Config], RecurrentShape | None] = no_state
@@ -248,6 +256,7 @@ class Mixer:
     forward: Callable[..., Tensor]
     runs_in_c: Callable[[Place], bool]
     in_c: Callable[[Any, Place], dict[str, Any]]
+    key_bias: Callable[[Any, ModelSpec, LayerSpec], Tensor | None] = no_key_bias
 
 
 MIXERS: Mapping[str, str] = {  # kind → its module

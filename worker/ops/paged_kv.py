@@ -44,11 +44,17 @@ def row_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
     return (torch.int8, FOUR_BITS) if dtype == FOUR_BITS else (dtype, dtype)
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """Returns the name of a cache's format. dtype: that of the cache"""
+def name_of(dtype: torch.dtype, centred_over: int) -> str:
+    """Returns the name of a cache's format.
+
+    dtype: that of the cache; centred_over: of how many positions the keys in int8 have their centre; 0: they have none
+    """
+    if dtype not in ROTATED:
+        return str(dtype)
+    centred = f" centred over {centred_over} positions" if centred_over else ""
     if dtype == FOUR_BITS:
-        return f"rotated int8 keys, rotated int4 values in groups of {GROUP}"
-    return "rotated int8" if dtype == torch.int8 else str(dtype)
+        return f"rotated int8 keys{centred}, rotated int4 values in groups of {GROUP}"
+    return f"rotated int8, keys{centred}" if centred_over else "rotated int8"
 
 
 def row_elements(head_dim: int, dtype: torch.dtype, device: torch.device | str) -> int:
@@ -64,14 +70,21 @@ def has_scales(cache: Tensor, head_dim: int) -> bool:
     return cache.dtype in CODED and cache.shape[-1] == row_elements(head_dim, cache.dtype, "cpu")
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+def keys_are_rotated(cache_k: Tensor) -> bool:
+    """Returns whether the cache has keys in rotated int8, which may have a centre."""
+    return cache_k.dtype == torch.int8
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype, centre: Tensor | None = None) -> Tensor:
     """Quantizes rows x [..., D] to codes of `dtype`, rounded to nearest even.
 
+    centre [..., D] float32: is subtracted from the rows first, in int8
     Returns bytes [..., D + 4], in four bits as row_elements says.
     """
     if dtype == FOUR_BITS:
         return _quantize_to_four_bits(x)
-    wide = _rotate(x) if dtype in ROTATED else x.float()
+    wide = x.float() if centre is None else x.float() - centre
+    wide = _rotate(wide) if dtype in ROTATED else wide
     largest = wide.abs().amax(-1, keepdim=True)
     # a tensor, because torch would divide a Python number by multiplying it with the reciprocal, which rounds
     # differently
@@ -204,6 +217,11 @@ def check_cache(cache_k: Tensor, cache_v: Tensor, dtype: torch.dtype, heads: int
     for cache in (cache_k, cache_v):
         assert has_scales(cache, d) or (cache.dtype == dtype and cache.shape[3] == d)
     assert cache_k.is_contiguous() and cache_v.is_contiguous()
+
+
+def check_centre(k_centre: Tensor | None, cache_k: Tensor, heads: int, d: int) -> None:
+    assert k_centre is None or (k_centre.shape == (heads, d) and k_centre.dtype == torch.float32)
+    assert k_centre is None or (k_centre.is_contiguous() and keys_are_rotated(cache_k))
 
 
 def check_tables(cos: Tensor, sin: Tensor, positions: Tensor, t: int, d: int) -> None:

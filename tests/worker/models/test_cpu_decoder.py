@@ -45,6 +45,7 @@ def test_cpu_decoder_gives_the_bits_of_the_plain_loop_for_other_families(
         ("gemma3", "int8"),
         ("gemma4", "int8"),
         ("gemma4", "int4"),
+        ("llama-biased", "int8"),
         ("llama", "fp8"),
         ("deepseek-v3", "int8"),
         ("deepseek-v2", "fp8"),

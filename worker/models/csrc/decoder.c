@@ -19,7 +19,8 @@ typedef void Norm(const char *x, const void *w, char *out, long t, long heads, l
 typedef void AddNorm(const char *x, const char *residual, const void *w, char *out, char *sum, long t, long n,
                         float eps, float offset, float scale, int threads);
 typedef void QkvRopeWrite(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,
-                          const void *k_norm, const void *v_norm, const float *cos, const float *sin, const int64_t *positions,
+                          const void *k_norm, const void *v_norm, const float *k_centre, const float *cos,
+                          const float *sin, const int64_t *positions,
                           const int64_t *slot_mapping, float eps, float offset, long t, long q_heads, long kv_heads,
                           long d, int normed, int kv_format, int threads);
 typedef void OutputGate(const char *x, const char *gate, char *out, long t, long n, int threads);
@@ -73,6 +74,7 @@ typedef struct {
     const float *scale;                   /* the factor by which the layer's output is multiplied; may be NULL */
     /* The fields from here on are for attention. */
     const void *q_norm, *k_norm, *v_norm; /* may be NULL */
+    const float *k_centre;          /* is subtracted from each token's keys [own_kv_heads][d]; may be NULL */
     const float *cos, *sin, *sinks; /* sinks may be NULL */
     char *cache_k, *cache_v;
     long window, group; /* group: the index of this cache's page tables and slots in the step */
@@ -172,7 +174,7 @@ static int recurrent_block(const Model *m, const Step *s, const Layer *l) {
  * queries into `inner`. */
 static int attend(const Model *m, const Step *s, const Layer *l, const char *qkv) {
     m->kernels.qkv_rope_write(qkv, s->q, l->cache_k, l->latent ? NULL : l->cache_v, l->q_norm, l->k_norm, l->v_norm,
-                              s->cos ? s->cos : l->cos, s->sin ? s->sin : l->sin,
+                              l->k_centre, s->cos ? s->cos : l->cos, s->sin ? s->sin : l->sin,
                               s->rope_rows ? s->rope_rows : s->positions, s->slot_mappings[l->group], m->eps, m->offset, s->t,
                               m->heads, l->own_kv_heads, l->d, l->normed, l->kv_format, s->threads);
     if (m->query_scales)

@@ -38,6 +38,14 @@ class PackedLinear:
         return held + (0 if self.cpu is None else self.cpu.nbytes)
 
     @property
+    def whole_bias(self) -> Tensor | None:
+        """The bias [N] in float32."""
+        if self.cpu is None:
+            return None if self.bias is None else self.bias.float()
+        biases = [part.bias for part in self.cpu.parts if part.bias is not None]
+        return torch.cat(biases) if biases else None
+
+    @property
     def memory(self) -> Tensor:
         """The tensor of this weight that GPU kernels read first: its codes, or its unquantized numbers."""
         return self.codes[0].codes if self.codes else self.weight

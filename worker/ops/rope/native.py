@@ -5,7 +5,7 @@ from torch import Tensor
 
 from worker.ops.native import address, contiguous_heads, kernels
 from worker.ops.norm.native import HEADS, ROTATED_HEADS, WHOLE
-from worker.ops.paged_kv import check_cache, check_tables, kv_format
+from worker.ops.paged_kv import check_cache, check_centre, check_tables, kv_format
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,14 +27,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
     return out
 
 
-def store_kv(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor, k_centre: Tensor | None = None
+) -> None:
     """Does the same as `store_kv_torch`: writes rows of k and v [T, Hk, D] to the slots slot_mapping [T] int64."""
     (k, heads, d), v = contiguous_heads(k), contiguous_heads(v)[0]
     assert k.shape == v.shape and k.dtype == v.dtype
     check_cache(cache_k, cache_v, k.dtype, heads, d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (k.shape[0],) and slot_mapping.is_contiguous()
+    check_centre(k_centre, cache_k, heads, d)
     kernels()[k.dtype].store_kv(
-        k.data_ptr(), v.data_ptr(), cache_k.data_ptr(), cache_v.data_ptr(), slot_mapping.data_ptr(),
+        k.data_ptr(), v.data_ptr(), address(k_centre), cache_k.data_ptr(), cache_v.data_ptr(), slot_mapping.data_ptr(),
         k.shape[0], heads, d, k.stride(0), v.stride(0), kv_format(cache_k, cache_v),
     )  # fmt: skip
 
@@ -51,6 +54,7 @@ def qkv_rope_write(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     v_norm: Tensor | None = None,
+    k_centre: Tensor | None = None,
     eps: float = 0.0,
     offset: bool = False,
     norm_last: bool = False,
@@ -61,8 +65,8 @@ def qkv_rope_write(
     norm_last: if true, the norm of queries and keys follows the rotary embedding
 
     Returns q [T, Hq, D]. qkv [T, (Hq + 2 Hk) * D] contiguous; caches [pages, page_size, Hk, D]; norm weights [D], or
-    [Hq * D] and [Hk * D]; v_norm [D]. Without key heads (Hk 0), only queries are computed. Without a cache for values,
-    there are none: qkv [T, (Hq + Hk) * D].
+    [Hq * D] and [Hk * D]; v_norm [D]; k_centre [Hk, D] float32, as store_kv_torch says. Without key heads (Hk 0), only
+    queries are computed. Without a cache for values, there are none: qkv [T, (Hq + Hk) * D].
     Gives the same bits as `rms_norm`, `rotary` and `store_kv` one after another.
     """
     kv_heads, d = cache_k.shape[2], cos.shape[1]
@@ -72,6 +76,7 @@ def qkv_rope_write(
     check_cache(cache_k, values, qkv.dtype, kv_heads, d)
     check_tables(cos, sin, positions, qkv.shape[0], d)
     assert slot_mapping.dtype == torch.int64 and slot_mapping.shape == (qkv.shape[0],) and slot_mapping.is_contiguous()
+    check_centre(k_centre, cache_k, kv_heads, d)
     normed = normed_heads(q_norm, d, norm_last)
     assert v_norm is None or (v_norm.dtype == qkv.dtype and v_norm.is_contiguous() and v_norm.shape == (d,))
     for weight, heads in ((q_norm, q_heads), (k_norm, kv_heads)):
@@ -80,8 +85,9 @@ def qkv_rope_write(
     q = torch.empty(qkv.shape[0], q_heads, d, dtype=qkv.dtype)
     kernels()[qkv.dtype].qkv_rope_write(
         qkv.data_ptr(), q.data_ptr(), cache_k.data_ptr(), address(cache_v), address(q_norm), address(k_norm),
-        address(v_norm), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), eps, offset,
-        qkv.shape[0], q_heads, kv_heads, d, normed, kv_format(cache_k, values), torch.get_num_threads(),
+        address(v_norm), address(k_centre), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(),
+        slot_mapping.data_ptr(), eps, offset, qkv.shape[0], q_heads, kv_heads, d, normed, kv_format(cache_k, values),
+        torch.get_num_threads(),
     )  # fmt: skip
     return q
 

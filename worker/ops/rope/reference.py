@@ -5,12 +5,13 @@ one after another.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from worker.ops.norm.reference import rms_norm_torch, sum_split_k
-from worker.ops.paged_kv import has_scales, quantize_rows
+from worker.ops.paged_kv import has_scales, keys_are_rotated, quantize_rows
 
 # Applies rotary position embedding in the "rotate half" convention: dimensions i and i + D / 2 rotate together.
 #
@@ -59,16 +60,20 @@ def _unflatten(x: Tensor, batch: int) -> Tensor:
 # Writes the keys and values of a step to the paged cache. This part knows slots, not sequences.
 
 
-def store_kv_torch(k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor) -> None:
+def store_kv_torch(
+    k: Tensor, v: Tensor, cache_k: Tensor, cache_v: Tensor, slot_mapping: Tensor, k_centre: Tensor | None = None
+) -> None:
     """Writes row t of k and v to slot slot_mapping[t] = page * page_size + offset of the caches, in place.
 
     k, v [T, Hk, D], whose rows may be strided; cache_k, cache_v contiguous: either [pages, page_size, Hk, D] of k's
     dtype or float8_e4m3fn (values are clamped to +-448), or with codes and their scale in the last dimension
     (paged_kv.py); slot_mapping [T] int64, with distinct slots except in the scratch page.
+    k_centre [Hk, D] float32: is subtracted from keys that become int8 with their scale, the only format that has one
     """
-    for new, cache in ((k, cache_k), (v, cache_v)):
+    assert k_centre is None or keys_are_rotated(cache_k)
+    for new, cache, centre in ((k, cache_k, k_centre), (v, cache_v, None)):
         if has_scales(cache, k.shape[2]):
-            new, cache = quantize_rows(new, cache.dtype), cache.view(torch.uint8)
+            new, cache = quantize_rows(new, cache.dtype, centre), cache.view(torch.uint8)
         elif cache.dtype == torch.float8_e4m3fn:  # torch cannot index float8
             limit = torch.finfo(cache.dtype).max
             new, cache = new.clamp(-limit, limit).to(cache.dtype).view(torch.uint8), cache.view(torch.uint8)
@@ -87,6 +92,7 @@ def qkv_rope_write_torch(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     v_norm: Tensor | None = None,
+    k_centre: Tensor | None = None,
     eps: float,
     offset: bool,
     dtype: torch.dtype,
@@ -100,9 +106,9 @@ def qkv_rope_write_torch(
     qkv [T, (Hq + 2 Hk) * D] in `dtype`, or its split-K partial sums (see sum_split_k); cache_k, cache_v [pages,
     page_size, Hk, D] or as store_kv says; cos, sin [M, D] float32; positions [T]: rows of the tables. q_norm and
     k_norm are None if there are no norms, [D] for a norm of each head, or [Hq * D] and [Hk * D] for one norm of all
-    query heads and one of all key heads; v_norm [D] or None. norm_last: if true, norms of heads follow the rotation
-    instead of preceding it. If Hk is 0, there are only queries. If cache_v is None, there are no values: qkv [T,
-    (Hq + Hk) * D]. norm, rotate, write: other forms of the three operations.
+    query heads and one of all key heads; v_norm [D] or None. k_centre: as store_kv says. norm_last: if true, norms of
+    heads follow the rotation instead of preceding it. If Hk is 0, there are only queries. If cache_v is None, there are
+    no values: qkv [T, (Hq + Hk) * D]. norm, rotate, write: other forms of the three operations.
     """
     kv_heads, dim = cache_k.shape[2], cos.shape[1]
     parts = sum_split_k(qkv, 2, dtype).view(qkv.shape[-2], -1, dim)
@@ -119,6 +125,8 @@ def qkv_rope_write_torch(
         v = norm(v, v_norm, eps, offset=offset)
     if not norm_last:
         q, k = rotate(q, k, cos, sin, positions)
+    if k_centre is not None:
+        write = partial(write, k_centre=k_centre)
     if cache_v is None:
         write(k, k, cache_k, cache_k, slot_mapping)
     elif kv_heads:

@@ -88,6 +88,7 @@ def qkv_rope_write_triton(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     v_norm: Tensor | None = None,
+    k_centre: None = None,
     eps: float,
     offset: bool,
     dtype: torch.dtype,

@@ -225,11 +225,20 @@ def test_write_of_codes(dtype: torch.dtype, codes: torch.dtype, page_size: int, 
     far = torch.logspace(-44, 38, 40)[:, None, None]
     k, v = random(40, 2, d, dtype=dtype), (random(40, 2, d, seed=1) * far).clamp(-3e38, 3e38).to(dtype)
     k[3], k[5, 1, 1:], k[7, 0] = 0.0, 1e-6, 1e-38
-    ours, plain = caches_of(codes, 40, page_size, 2, d), caches_of(codes, 40, page_size, 2, d)
     slots = torch.randperm(40 * page_size)[:40]
-    rope_native.store_kv(strided(k), strided(v), *ours, slots)
-    store_kv.store_kv_torch(k, v, *plain, slots)
-    assert_same_bytes(ours, plain)
+    for centre in centres_of(codes, 2, d):
+        ours, plain = caches_of(codes, 40, page_size, 2, d), caches_of(codes, 40, page_size, 2, d)
+        rope_native.store_kv(strided(k), strided(v), *ours, slots, centre)
+        store_kv.store_kv_torch(k, v, *plain, slots, centre)
+        assert_same_bytes(ours, plain)
+        if centre is not None:
+            k[10:] = (k[10:].float() + centre).to(dtype)  # as keys with a large bias are
+
+
+def centres_of(codes: torch.dtype, heads: int, d: int) -> list[Tensor | None]:
+    """Returns centres of keys with which a cache is tested. Only keys in int8 may have one."""
+    large = random(heads, d, seed=5) * 200
+    return [None] if codes == torch.float8_e4m3fn else [None, large, large]
 
 
 @dtypes
@@ -262,9 +271,11 @@ def test_qkv_rope_write_of_codes_has_the_bits_of_its_parts(dtype: torch.dtype, c
     t, heads, kv_heads, d = 37, 6, 2, 48
     qkv = random(t, (heads + 2 * kv_heads) * d, dtype=dtype)
     q_norm, k_norm = norm_weights(normed, heads, kv_heads, d, dtype)
+    qkv[9:, heads * d : (heads + kv_heads) * d] *= 100  # as keys with a large bias are
     ours, parts = caches_of(codes, 2, 32, kv_heads, d), caches_of(codes, 2, 32, kv_heads, d)
     where, before = (*tables(t, d), torch.randperm(t), torch.randperm(64)[:t]), qkv.clone()
-    norms: dict[str, Tensor | None] = {"q_norm": q_norm, "k_norm": k_norm}
+    centre = centres_of(codes, kv_heads, d)[-1]
+    norms: dict[str, Tensor | None] = {"q_norm": q_norm, "k_norm": k_norm, "k_centre": centre}
     q = rope_native.qkv_rope_write(qkv, *ours, *where, **norms, eps=1e-6, offset=True)
     plain_q = qkv_rope_write_unfused(qkv, *parts, *where, **norms, eps=1e-6, offset=True, dtype=dtype)
     assert torch.equal(q, plain_q) and torch.equal(qkv, before)

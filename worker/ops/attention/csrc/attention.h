@@ -148,7 +148,8 @@ INLINE void copy_state(const AttentionArgs *a, SoftmaxState *to, const SoftmaxSt
     memcpy(to, from, offsetof(SoftmaxState, out) + 16 * out_stride(a) * sizeof(float));
 }
 
-static int load_tiles(const AttentionArgs *a, Scratch *s, const WorkItem *item) {
+/* Sets which rows the tiles of an item have, and their positions. Returns the number of tiles. */
+static int place_tiles(const AttentionArgs *a, Scratch *s, const WorkItem *item) {
     int tiles = 0;
     for (int h = item->head; h < item->head + item->heads; h++)
         for (int r = 0; r < item->rows; r += TILE_ROWS, tiles++) {
@@ -159,7 +160,6 @@ static int load_tiles(const AttentionArgs *a, Scratch *s, const WorkItem *item) 
                 tile->position[i] = position_of(a, item->seq, row_of);
                 tile->last[i] = last_visible_key(a, item->seq, row_of);
             }
-            load_q(a, tile, item);
         }
     return tiles;
 }
@@ -202,7 +202,8 @@ INLINE void finish_tile(const AttentionArgs *a, const Tile *tile, SoftmaxState *
  * state is stored in `partial` for a later merge. */
 static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *item, SoftmaxState *partial) {
     begin_work();
-    int tiles = load_tiles(a, s, item);
+    int tiles = place_tiles(a, s, item);
+    for (int i = 0; i < tiles; i++) load_q(a, &s->tiles[i], item);
     int merge = item->splits > 1; /* if there is only one split, merging would change nothing */
     for (int i = 0; i < tiles && merge; i++) reset_state(a, &s->tiles[i].total);
     for (int split = item->split; split < item->split + item->splits; split++) {
@@ -223,7 +224,7 @@ static void process_item(const AttentionArgs *a, Scratch *s, const WorkItem *ite
 static void merge_partials(const AttentionArgs *a, Scratch *s, const WorkItem *items, const SoftmaxState *partials,
                            int n) {
     begin_work();
-    int tiles = load_tiles(a, s, items);
+    int tiles = place_tiles(a, s, items);
     for (int i = 0; i < tiles; i++) {
         reset_state(a, &s->tiles[i].total);
         for (int p = 0; p < n; p++) merge_split(a, &s->tiles[i].total, &partials[p * MAX_ITEM_TILES + i]);

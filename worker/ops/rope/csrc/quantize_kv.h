@@ -42,9 +42,14 @@ INLINE vu fp8_codes(vf x) {
     return sign | (vu)simd_select((vi)(bits < 0x3c800000u), as_float(small), as_float(normal));
 }
 
-/* Writes a row, divided by the length of a block and rotated, to rotated [MAX_HEAD_DIM + SIMD_WIDTH]. */
-INLINE void rotate_row(const void *x, float *rotated, long d, int is_bf16) {
-    for (long i = 0; i < d; i += SIMD_WIDTH) store_f32(rotated + i, load(x, i, d, is_bf16) / (float)(d & -d));
+/* Writes a row, less the centre unless that is NULL, divided by the length of a block and rotated, to rotated
+ * [MAX_HEAD_DIM + SIMD_WIDTH]. */
+INLINE void rotate_row(const void *x, const float *centre, float *rotated, long d, int is_bf16) {
+    for (long i = 0; i < d; i += SIMD_WIDTH) {
+        vf own = load(x, i, d, is_bf16);
+        if (centre) own -= load(centre, i, d, 0);
+        store_f32(rotated + i, own / (float)(d & -d));
+    }
     rotate_blocks(rotated, d);
 }
 
@@ -60,14 +65,15 @@ INLINE void quantize_to_eight_bits(const void *x, char *row, long d, int is_bf16
     memcpy(row + d, &scale, sizeof scale);
 }
 
-/* Quantizes a row to int8 or fp8, with the same result as quantize_rows in paged_kv.py. */
-INLINE void quantize_row(const void *x, char *row, long d, int is_bf16, const int kv_format) {
+/* Quantizes a row to int8 or fp8, with the same result as quantize_rows in paged_kv.py. centre [d]: is subtracted from
+ * the row first, only in int8; may be NULL */
+INLINE void quantize_row(const void *x, const float *centre, char *row, long d, int is_bf16, const int kv_format) {
     float rotated[MAX_HEAD_DIM + SIMD_WIDTH];
     if (!is_rotated(kv_format)) {
         quantize_to_eight_bits(x, row, d, is_bf16, kv_format);
         return;
     }
-    rotate_row(x, rotated, d, is_bf16);
+    rotate_row(x, centre, rotated, d, is_bf16);
     quantize_to_eight_bits(rotated, row, d, 0, kv_format);
 }
 
@@ -107,7 +113,7 @@ INLINE int8_t quantize_group(const float *v, uint8_t *codes) {
 INLINE void quantize_to_four_bits(const void *x, char *row, long d, int is_bf16) {
     const float most = -LEAST_OF_FOUR * MOST_MULTIPLIER;
     float rotated[MAX_HEAD_DIM + GROUP + SIMD_WIDTH];
-    rotate_row(x, rotated, d, is_bf16);
+    rotate_row(x, NULL, rotated, d, is_bf16);
     memset(rotated + d, 0, GROUP * sizeof(float)); /* the last group may go beyond the row */
     float largest = largest_of(rotated, d, 0);
     int tiny = largest < TINY_ROW;

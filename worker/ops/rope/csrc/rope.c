@@ -35,23 +35,25 @@ ROTARY(f32, 0)
 ROTARY(bf16, 1)
 
 #define STORE_TOKEN(dtype, is_bf16)                                                                                \
-    NOINLINE void quantize_one_##dtype(const void *x, char *row, long d, int row_format) {                         \
+    NOINLINE void quantize_one_##dtype(const void *x, const float *centre, char *row, long d, int row_format) {    \
         switch (row_format) {                                                                                      \
             case KV_INT4: quantize_to_four_bits(x, row, d, is_bf16); break;                                        \
-            case KV_INT8: quantize_row(x, row, d, is_bf16, KV_INT8); break;                                        \
-            default: quantize_row(x, row, d, is_bf16, KV_FP8);                                                     \
+            case KV_INT8: quantize_row(x, centre, row, d, is_bf16, KV_INT8); break;                                \
+            default: quantize_row(x, NULL, row, d, is_bf16, KV_FP8);                                               \
         }                                                                                                          \
     }                                                                                                              \
-    /* Stores one token's keys or values, of all heads, in a slot of the cache. */                                 \
-    NOINLINE void store_token_##dtype(const char *x, char *cache, int64_t slot, long heads, long d, int kv_format, \
-                                      int is_value) {                                                              \
+    /* Stores one token's keys or values, of all heads, in a slot of the cache. centres [heads][d]: what is        \
+     * subtracted from them first, only if they become int8; may be NULL */                                        \
+    NOINLINE void store_token_##dtype(const char *x, const float *centres, char *cache, int64_t slot, long heads,  \
+                                      long d, int kv_format, int is_value) {                                       \
         int row_format = is_value ? kv_format : key_format(kv_format);                                             \
         size_t step = d * element_size(is_bf16), row = kv_row_bytes(row_format, d, element_size(is_bf16));         \
         if (kv_format == KV_PAIRED && is_value)                                                                    \
             store_alternating_values(x, cache, slot, heads * row);                                                 \
         else if (has_codes(kv_format))                                                                             \
             for (long h = 0; h < heads; h++)                                                                       \
-                quantize_one_##dtype(x + h * step, cache + (slot * heads + h) * row, d, row_format);               \
+                quantize_one_##dtype(x + h * step, centres ? centres + h * d : NULL,                               \
+                                     cache + (slot * heads + h) * row, d, row_format);                             \
         else                                                                                                       \
             memcpy(cache + slot * heads * row, x, heads * row);                                                    \
     }
@@ -90,10 +92,11 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
     }
 }
 
-/* Computes the steps between the qkv matmul and attention: norms, rotary embedding, K/V write. Norms may be NULL. */
+/* Computes the steps between the qkv matmul and attention: norms, rotary embedding, K/V write. Norms may be NULL.
+ * k_centre [kv_heads][d]: is subtracted from rotated keys that become int8; may be NULL */
 #define QKV_ROPE_WRITE(dtype, is_bf16)                                                                                             \
     EXPORT(qkv_rope_write_##dtype)(const char *qkv, char *q, char *cache_k, char *cache_v, const void *q_norm,                     \
-                                   const void *k_norm, const void *v_norm, const float *cos, const float *sin,                     \
+                                   const void *k_norm, const void *v_norm, const float *k_centre, const float *cos, const float *sin, \
                                    const int64_t *positions, const int64_t *slot_mapping, float eps, float offset, long t,         \
                                    long q_heads, long kv_heads, long d, int normed, int kv_format, int threads) {                  \
         HeadParams shared = {cos, sin, eps, offset, d, normed};                                                                    \
@@ -107,24 +110,24 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
             char heads[kv]; /* the key or value heads of one token */                                                              \
             if (has_codes(kv_format)) {                                                                                            \
                 norm_and_rotate(&shared, k, heads, kv_heads, k_norm, positions[i], rms_norm_one_##dtype, rotary_one_##dtype, step);\
-                store_token_##dtype(heads, cache_k, slot_mapping[i], kv_heads, d, kv_format, 0);                                   \
+                store_token_##dtype(heads, k_centre, cache_k, slot_mapping[i], kv_heads, d, kv_format, 0);                         \
             } else                                                                                                                 \
                 norm_and_rotate(&shared, k, cache_k + slot_mapping[i] * kv, kv_heads, k_norm, positions[i],                        \
                                 rms_norm_one_##dtype, rotary_one_##dtype, step);                                                   \
             if (!cache_v) continue; /* keys are the values, too */                                                                 \
             for (long h = 0; v_norm && h < kv_heads; h++)                                                                          \
                 rms_norm_one_##dtype(v + h * step, v_norm, heads + h * step, d, eps, offset);                                      \
-            store_token_##dtype(v_norm ? heads : v, cache_v, slot_mapping[i], kv_heads, d, kv_format, 1);                          \
+            store_token_##dtype(v_norm ? heads : v, NULL, cache_v, slot_mapping[i], kv_heads, d, kv_format, 1);                    \
         }                                                                                                                          \
     }                                                                                                                              \
     /* Writes keys and values to the cache. Strides are in elements. */                                                            \
-    EXPORT(store_kv_##dtype)(const char *k, const char *v, char *cache_k, char *cache_v,                                           \
+    EXPORT(store_kv_##dtype)(const char *k, const char *v, const float *k_centre, char *cache_k, char *cache_v,                    \
                              const int64_t *slot_mapping, long t, long heads, long d, long k_stride, long v_stride,                \
                              int kv_format) {                                                                                      \
         for (long i = 0; i < t; i++) {                                                                                             \
             const char *key = k + i * k_stride * element_size(is_bf16), *value = v + i * v_stride * element_size(is_bf16);         \
-            store_token_##dtype(key, cache_k, slot_mapping[i], heads, d, kv_format, 0);                                            \
-            store_token_##dtype(value, cache_v, slot_mapping[i], heads, d, kv_format, 1);                                          \
+            store_token_##dtype(key, k_centre, cache_k, slot_mapping[i], heads, d, kv_format, 0);                                  \
+            store_token_##dtype(value, NULL, cache_v, slot_mapping[i], heads, d, kv_format, 1);                                    \
         }                                                                                                                          \
     }
 
