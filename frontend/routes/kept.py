@@ -274,7 +274,8 @@ def as_items(given: Any) -> list[Any]:
 
 def _run_stream(request: Request, run: Run, offset: int) -> Response:
     return _RunStream(
-        run, offset, request.scope[SEND], request.scope.get(DIRECT), headers=_headers(run.problem),
+        run, offset, request.scope[SEND], request.scope.get(DIRECT),
+        headers=_headers(run.problem) | _kept_as(request, run),
         media_type=run.manner.framing.media_type,
     )  # fmt: skip
 
@@ -288,6 +289,12 @@ def _headers(problem: str) -> dict[str, str]:
     if problem:
         headers["X-Sluice-Not-Kept"] = problem.encode("ascii", "replace").decode()[:256]
     return headers
+
+
+def _kept_as(request: Request, run: Run) -> dict[str, str]:
+    """Returns the header that tells a client, before the first event, that it can ask for the stream by its id."""
+    stream_id = request.headers.get(STREAM_ID)
+    return {"X-Conversation-Id": stream_id} if stream_id is not None and not run.problem else {}
 
 
 class _RunStream(Response):

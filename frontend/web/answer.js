@@ -102,8 +102,8 @@ export class Answer {
   // Shows how many requests are before this one. `count` requests wait at the server, and the queue is first come,
   // first served, so requests that came later are not counted.
   sayWaiting(count) {
-    const { state, clock } = this.turn;
-    if (state !== "running" || clock.first) return;
+    const { state, clock, lost } = this.turn;
+    if (state !== "running" || clock.first || lost) return;
     this.#before = Math.min(this.#before, Math.max(0, count - 1));
     this.timing.textContent = count ? `waiting${this.#before ? `, ${this.#before} before you` : ""}` : "";
   }
@@ -123,7 +123,8 @@ export class Answer {
   }
 }
 
-function repeating({ repeated, text, thought }) {
+function repeating({ lost, repeated, text, thought }) {
+  if (lost) return `${lost[0].toUpperCase()}${lost.slice(1)}. This answer goes on by itself when the server is back.`;
   if (repeated === null) return "";
   return `Taken up again: the server has repeated ${Math.floor((100 * repeated) / (text.length + thought.length || 1))} % of this text.`;
 }

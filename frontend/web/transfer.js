@@ -57,8 +57,8 @@ export function fileOf({ conversations, turns }) {
   return JSON.stringify({ format: FORMAT, version: VERSION, exported: new Date().toISOString(), conversations: whole }, null, 1);
 }
 
-// Returns a turn without the fields that its conversation has, and without `repeated`, which is temporary.
-const bare = ({ conversation, kind, repeated, ...turn }) => turn;
+// Returns a turn without the fields that its conversation has, and without what is temporary.
+const bare = ({ conversation, kind, repeated, lost, ...turn }) => turn;
 
 // Returns {conversations, turns} of a file's text. Throws a Failure that says what is wrong, and where.
 export function contentOf(text) {
@@ -101,4 +101,4 @@ function checkIds(items, name) {
 }
 
 // An answer that was running when the file was written is stopped here.
-const atRest = (turn) => ({ ...turn, repeated: null, state: turn.state === "running" ? "stopped" : turn.state });
+const atRest = (turn) => ({ ...turn, repeated: null, lost: null, state: turn.state === "running" ? "stopped" : turn.state });

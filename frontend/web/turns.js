@@ -8,6 +8,7 @@
 // state: "running", "done", "stopped" or "failed"; error: {message, status, param, retryAfter} or null
 // thought (reasoning), text, calls (as in a message), tokens (see api_formats.js; tokens of the thought have `thinks`)
 // repeated: while the answer is taken up again, how many characters the server has sent again, else null
+// lost: while the connection is lost, what has happened, else null or absent
 // kept: whether the server keeps the answer under the turn's id, see api.js
 // clock: {sent, first, last, thought} in ms since 1970, 0 if not yet; taken: how often the answer was taken up again
 // end: {finish, stop, seed, usage, timings}
@@ -34,7 +35,7 @@ export const nothing = () => ({ thought: "", text: "", calls: [], tokens: [] });
 export function newTurn(conversation, kind, parent, { question = null, files = [], results = null }) {
   return {
     id: newId(), conversation, parent, kind, created: Date.now(), question, files, results, request: null, scored: false,
-    state: "running", error: null, ...nothing(), clock: { sent: 0, first: 0, last: 0, thought: 0 }, taken: 0, repeated: null, kept: false, end: {},
+    state: "running", error: null, ...nothing(), clock: { sent: 0, first: 0, last: 0, thought: 0 }, taken: 0, repeated: null, lost: null, kept: false, end: {},
   };
 }
 

@@ -1,5 +1,6 @@
 """Appearance and accessibility of the playground: themes, contrasts (WCAG 2.2, AA), names, focus, motion, widths."""
 
+import re
 from typing import Any
 
 import pytest
@@ -155,6 +156,15 @@ def test_tab_key_reaches_every_control_with_visible_focus(browser: Browser, demo
         }
         names = {name.split("\n")[0].strip() for name in focus_visible}
         assert controls <= names
+
+
+def test_events_are_a_list_within_a_log_and_the_key_has_a_landmark(browser: Browser, demo: Server) -> None:
+    with playground(browser, demo.url) as ui:
+        ui.open()
+        log = ui.page.get_by_role("log", name="What happened to the server")
+        expect(log.get_by_role("list").get_by_role("listitem")).to_have_text([re.compile("ready$")])
+        ui.page.get_by_role("button", name="API key").click()
+        expect(ui.page.get_by_role("form", name="Access to this server")).to_be_visible()
 
 
 def test_reduced_motion_stops_the_blinking(browser: Browser, demo: Server) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,6 +181,48 @@ def test_stopped_answer_is_not_kept(kept: tuple[Held, Playground]) -> None:
     ui.wait_for_state("stopped")
     (stream,) = held.streams
     assert stream.end is not None and ui.kept_text == "It was a "
+
+
+def test_kept_answer_goes_on_by_itself_when_its_frontend_is_back(
+    model: Model, open_playground: OpenPlayground, tmp_path: Path
+) -> None:
+    held = Held(model.tokenizer, "It was a quick brown fox.")
+    held.allowed = 9
+    slow = SimpleNamespace(pool=held.pool, tokenizer=model.tokenizer)
+    store = str(tmp_path / "answers.db")
+    with ExitStack() as first:
+        url = first.enter_context(served(slow, store=store))
+        with open_playground(url) as ui:
+            ui.watch.expected_statuses = {0}
+            sent = bodies(ui.page)
+            ui.open()
+            ui.send(STORY, until="running")
+            expect(ui.turn.locator(".answer")).to_have_text("It was a")
+            first.close()
+            expect(ui.turn.locator(".timing")).to_contain_text("goes on by itself when the server is back")
+            assert ui.answer == "It was a"
+            held.finish()
+            with served(slow, int(url.rpartition(":")[2]), store=store):
+                ui.wait_for_state("done")
+                assert ui.kept_text == ui.answer == "It was a quick brown fox."
+                assert len(sent) == 1 and "taken up again" in ui.timing
+
+
+def test_answer_stopped_before_its_first_token_is_not_computed(
+    model: Model, open_playground: OpenPlayground, tmp_path: Path
+) -> None:
+    held = Held(model.tokenizer, "It was a quick brown fox.")
+    slow = SimpleNamespace(pool=held.pool, tokenizer=model.tokenizer)
+    with served(slow, store=str(tmp_path / "answers.db")) as url, open_playground(url) as ui:
+        ui.open()
+        with ui.page.expect_response(GENERATION):
+            ui.send(STORY, until="running")
+        with ui.page.expect_response(lambda answer: answer.request.method == "DELETE") as gone:
+            ui.button("Stop").click()
+        assert gone.value.status == 204
+        ui.wait_for_state("stopped")
+        (stream,) = held.streams
+        assert stream.end is not None
 
 
 @pytest.mark.parametrize(
