@@ -19,13 +19,13 @@ from deploy.launcher.child_command import (
 )
 from deploy.launcher.run_dir import running_servers
 from shared.address import check_socket_path
-from shared.checkpoint import folder_problem
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, given_values
 from shared.config.settings import Settings
 from shared.heartbeat import Heartbeat
 from shared.log import set_up
 from shared.machine import visible_gpus
+from shared.weight_formats import folder_problem
 from shared.wire import keys_for
 
 if TYPE_CHECKING:

@@ -26,7 +26,6 @@ from deploy.cli.verdict import Judge, Verdict
 from deploy.launcher.child_command import SERVE_FLAGS, CliError, child_environment, with_local_model
 from deploy.launcher.console import Console, Sink
 from deploy.launcher.many_sizes import HubModels
-from shared.checkpoint import folder_problem
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, add_flags, read, secret_variables, to_argv
 from shared.config.settings import Settings, with_values
@@ -35,6 +34,7 @@ from shared.gguf.naming import HUB_NAME, GgufError
 from shared.gguf.translated import fetch_model
 from shared.hf_hub import CHECKPOINT_FILES, HubError, fetch
 from shared.machine import available_bytes, visible_gpus
+from shared.weight_formats import folder_problem
 
 READY = re.compile(r" is ready at (\S+)")
 END_S = 30.0  # how long the server may take to end; then it is killed

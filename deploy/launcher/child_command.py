@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.launcher.packaged_model import SMOLLM2, FetchError, fetched_showing
-from shared.checkpoint import LAYOUT, format_of
 from shared.config.flags import Flag, all_flags, select, to_argv, without_settings
 from shared.config.settings import Settings, with_values
 from shared.gguf.naming import HUB_NAME, SUFFIX, GgufError, is_translation, local_model, short_name
 from shared.gguf.translated import OFF, check_not_only_gguf, fetch_text, tower_file, translated
 from shared.hf_hub import HubError, fetch
+from shared.weight_formats import LAYOUT, format_of
 
 DEMO = "demo"
 DEMO_MODEL = Path(__file__).parents[1] / "demo" / "model"

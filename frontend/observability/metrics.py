@@ -25,7 +25,9 @@ OTHER_KEYS = "(others)"
 MAX_MODELS = 1024  # limit on model names with a label of their own; a running server may get new names
 OTHER_MODELS = "(others)"
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
-REJECTED = ("queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed", "asleep")
+REJECTED = (
+    "queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed", "asleep", "busy",
+)  # fmt: skip
 REFUSED = (
     "bad_host", "bad_request", "head_too_large", "request_timeout", "too_many_connections", "too_many_pipelined",
     "transfer_coding", "upgrade", "write_timeout",

@@ -25,6 +25,8 @@ ALLOWED = {  # module that may read the wall clock → the reason
     "frontend/kept/conversations.py": "ages of conversations, which later starts read",
     "frontend/kept/run.py": "when a kept answer ended",
     "frontend/kept/store.py": "ages in the store, which later starts read",
+    "frontend/kept/sqlite.py": "the clock by which the processes with one file say that they live",
+    "frontend/routes/blobs.py": "ages of uploads, which later starts read",
     "frontend/routes/kept.py": "`created` of answers, and the date in their prompts",
     "frontend/routes/responses_socket.py": "`completed_at` of a response that only computes a prompt in advance",
     "frontend/kept/files.py": "ages of files, which later starts read",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.checkpoint import folder_problem
+from shared.weight_formats import folder_problem
 
 
 @pytest.mark.parametrize(

@@ -241,10 +241,10 @@ def _fit_ranks(
         warn_if_capped(found[1], worker)
         return found
     assert loaded.ranks is not None
-    free, formats = loaded.ranks.free(on_progress), loaded.files.formats
-    size, _ = size_pool_and_decoder(
-        loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, None, on_progress, free
-    )
+    own, budget = loaded.weights.embed, configured_budget(worker, loaded.ranks.free(on_progress))
+    kv_dtype = loaded.files.formats.kv_dtype
+    size = size_pool(loaded.files.spec, kv_dtype, own.device, budget, model, worker, own.dtype)
+    warn_if_capped(size, worker)
     return Decoder(loaded.part, loaded.weights, size.max_seq_len), size, worker.batch_invariant
 
 
@@ -372,18 +372,17 @@ def size_pool_and_decoder(
     worker: WorkerConfig,
     gpu: GpuMemoryReader | None,
     on_progress: Callable[[], None],
-    free: int | None = None,
     drafter: FoundDrafter | None = None,
 ) -> tuple[PoolSize, Decoder]:
     """Returns the sizes of the K/V pools, and a decoder for the longest sequences that the pools can hold.
 
-    free: see configured_budget. drafter: takes a part of a GPU's memory.
+    drafter: takes a part of a GPU's memory.
 
     On a GPU, the kernels are chosen and compiled first, and the memory that they leave for the pool is measured.
     """
     device = weights.embed.device
     if gpu is None:
-        size = size_pool(spec, kv_dtype, device, configured_budget(worker, free), model, worker, weights.embed.dtype)
+        size = size_pool(spec, kv_dtype, device, configured_budget(worker), model, worker, weights.embed.dtype)
         warn_if_capped(size, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
     log.info("preparing kernels for %s", gpu.name)

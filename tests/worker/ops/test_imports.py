@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-OPERATIONS = "from worker.ops import activation, attention, linear, moe, norm, recurrent, rope, sampling, table"
+OPERATIONS = """import worker.operations
+from worker.ops import activation, attention, linear, moe, norm, recurrent, rope, sampling"""
 
 
 @pytest.mark.parametrize("imports", [OPERATIONS, "import worker.engine.build"])
