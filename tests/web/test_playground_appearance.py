@@ -55,7 +55,7 @@ FOCUSED = """() => {
 
 # Runs in the page: opens every fold and adds a call, a thought and an error, so that the page is as full as possible.
 UNFOLD = """() => {
-  for (const fold of document.querySelectorAll("details")) fold.open = true;
+  for (const fold of document.querySelectorAll("details:not([hidden])")) fold.open = true; // a hidden one would ask the server
   document.getElementById("access").hidden = false;
   const turn = document.querySelector(".turn");
   turn.querySelector(".thought").hidden = false;
