@@ -55,7 +55,8 @@ FOCUSED = """() => {
 
 # Runs in the page: opens every fold and adds a call, a thought and an error, so that the page is as full as possible.
 UNFOLD = """() => {
-  for (const fold of document.querySelectorAll("details:not([hidden])")) fold.open = true; // a hidden one would ask the server
+  // a hidden fold would ask the server for what it does not keep
+  for (const fold of document.querySelectorAll("details:not([hidden])")) fold.open = true;
   document.getElementById("access").hidden = false;
   const turn = document.querySelector(".turn");
   turn.querySelector(".thought").hidden = false;
