@@ -150,7 +150,7 @@ class Postgres:
         return f"{self.name}: {_in_one_line(error)}"
 
     def used_bytes(self, db: Connection) -> int:
-        """The bytes of texts. Those of a table are not known: Postgres frees the room of what was deleted later."""
+        """Returns the bytes of all texts, not those of tables on the disk: Postgres gives these back only later."""
         return int(db.execute(USED).fetchone()[0])
 
     def tidy(self, db: Connection) -> None:

@@ -49,7 +49,8 @@ class PromptImages:
         """whole: whether no step may cut an image in two, because its tokens attend to each other in both directions.
 
         rotary: the RotaryPositions of a model with M-RoPE (worker/vision/attention.py); None: positions are those of
-        text encoded: the digests of the images that are encoded already; None: steps encode images themselves
+        text
+        encoded: the digests of the images that are encoded already; None: steps encode images themselves
         """
         self.images, self.whole, self.rotary, self._encoded = images, whole, rotary, encoded
         self.end = images[-1].start + images[-1].tokens  # the index after the last token of the last image
