@@ -144,8 +144,9 @@ INLINE Share share_of_piece(const Weight *w, long index, long count) {
  * a group has one piece, whose sums then need no registers beside the totals. */
 INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
                                  int column, float *out, Share ahead, const char *unpacked, int kind,
-                                 const int one_piece, const int rows, const int stride, const int registers) {
-    const long inputs = piece_inputs(w), in_group = w->group / inputs;
+                                 const long inputs, const int one_piece, const int rows, const int stride,
+                                 const int registers) {
+    const long in_group = one_piece ? 1 : w->group / inputs;
     const long bytes = inputs / CODE_BLOCK * code_block_bytes(w);
     vf total[MAX_STRIP_ROWS][PANEL_REGISTERS];
     for (int r = 0; r < rows; r++)
@@ -195,22 +196,23 @@ INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long e
 /* Adds the products of groups [group, last) of a panel for a strip of rows to out [rows][32], from zero if `group` is 0.
  * The strip is number `strip` of `strips`. */
 INLINE void multiply_int8_strip(const Weight *w, long panel, long group, long last, Int8Rows x, CodeTable table,
-                                const char *unpacked, float *out, long strip, long strips, int kind, const int one_piece,
-                                const int rows) {
+                                const char *unpacked, float *out, long strip, long strips, int kind, const long inputs,
+                                const int one_piece, const int rows) {
     const int registers = int8_registers(rows), first = integer_rows_at_once(rows);
     const int by_columns = PANEL_REGISTERS / registers, passes = by_columns * (first < rows ? 2 : 1);
     const Int8Rows rest = {x.words + first, x.starts + first, x.scales + first, x.sums + first};
-    const long at_once = max_long(INT8_CHUNK / w->group, 1);
+    const long at_once = passes == 1 ? last - group : max_long(INT8_CHUNK / w->group, 1);
     Share shares[2 * PANEL_REGISTERS];
     for (int i = 0; i < passes; i++) shares[i] = share_of_piece(w, strip * passes + i, strips * passes);
     for (; group < last; group += at_once, unpacked += at_once * w->group * PANEL) {
         long end = min_long(group + at_once, last);
         for (int j = 0; j < by_columns; j++)
             multiply_int8_groups(w, panel, group, end, x, table, j * registers * SIMD_WIDTH, out, shares[j], unpacked,
-                                 kind, one_piece, first, rows, registers);
+                                 kind, inputs, one_piece, first, rows, registers);
         for (int j = 0; first < rows && j < by_columns; j++)
             multiply_int8_groups(w, panel, group, end, rest, table, j * registers * SIMD_WIDTH, out + first * PANEL,
-                                 shares[by_columns + j], unpacked, kind, one_piece, rows - first, rows, registers);
+                                 shares[by_columns + j], unpacked, kind, inputs, one_piece, rows - first, rows,
+                                 registers);
     }
 }
 
@@ -220,10 +222,13 @@ typedef void Int8Strip(const Weight *w, long panel, long group, long end, Int8Ro
 #define INT8_KERNEL(name, kind, rows)                                                                              \
     static void name##_##rows(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,      \
                               const char *unpacked, float *out, long strip, long strips) {                         \
-        if (w->group == piece_inputs(w))                                                                           \
-            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 1, rows);      \
+        if (w->group == 32)                                                                                        \
+            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 32, 1, rows);  \
+        else if (w->group == 16)                                                                                   \
+            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 16, 1, rows);  \
         else                                                                                                       \
-            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 0, rows);      \
+            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind,                \
+                                piece_inputs(w), 0, rows);                                                         \
     }
 #if UNPACKS_CODES
 #define INT8_UNPACKED_KERNEL(rows) INT8_KERNEL(int8_unpacked, UNPACKED, rows)
