@@ -140,8 +140,8 @@ INLINE Share share_of_piece(const Weight *w, long index, long count) {
 
 /* Adds the products of groups [group, end) for `rows` rows of a strip of `stride` rows and for `registers` registers of
  * columns, from `column` on: to out [rows][32], from zero if `group` is 0. unpacked: the codes of these groups if `kind`
- * is UNPACKED. Callers pass a constant `one_piece`: whether
- * a group has one piece, whose sums then need no registers beside the totals. */
+ * is UNPACKED; inputs: piece_inputs. Callers pass a constant `one_piece`: whether a group has one piece, whose sums then
+ * need no registers beside the totals; and then a constant `inputs`, so that no address needs a division. */
 INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
                                  int column, float *out, Share ahead, const char *unpacked, int kind,
                                  const long inputs, const int one_piece, const int rows, const int stride,
@@ -219,16 +219,22 @@ INLINE void multiply_int8_strip(const Weight *w, long panel, long group, long la
 typedef void Int8Strip(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
                        const char *unpacked, float *out, long strip, long strips);
 
+/* Many rows multiply longer than they compute addresses, so only few rows have functions for each size of a piece, which
+ * take long to compile. */
+#define INT8_CALL(kind, inputs, one_piece, rows) \
+    multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, inputs, one_piece, rows)
 #define INT8_KERNEL(name, kind, rows)                                                                              \
     static void name##_##rows(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,      \
                               const char *unpacked, float *out, long strip, long strips) {                         \
-        if (w->group == 32)                                                                                        \
-            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 32, 1, rows);  \
-        else if (w->group == 16)                                                                                   \
-            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, 16, 1, rows);  \
+        const int few = (rows) <= 6;                                                                               \
+        if (few && w->group == 32)                                                                                 \
+            INT8_CALL(kind, 32, 1, rows);                                                                          \
+        else if (few && w->group == 16)                                                                            \
+            INT8_CALL(kind, 16, 1, rows);                                                                          \
+        else if (!few && w->group == piece_inputs(w))                                                              \
+            INT8_CALL(kind, piece_inputs(w), 1, rows);                                                             \
         else                                                                                                       \
-            multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind,                \
-                                piece_inputs(w), 0, rows);                                                         \
+            INT8_CALL(kind, piece_inputs(w), 0, rows);                                                             \
     }
 #if UNPACKS_CODES
 #define INT8_UNPACKED_KERNEL(rows) INT8_KERNEL(int8_unpacked, UNPACKED, rows)
