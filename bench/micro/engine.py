@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -26,17 +25,14 @@ spin_briefly()  # must run before torch is imported
 
 import torch  # noqa: E402
 
-from shared.messages import Sampling  # noqa: E402
 from worker.device import threads_of  # noqa: E402
+from worker.engine import trial  # noqa: E402
 from worker.engine.build import Engine, load_engine  # noqa: E402
-from worker.model_runner.inputs import dummy_sequence  # noqa: E402
 from worker.model_runner.step import AnyStep  # noqa: E402
 from worker.ops import native as c_library  # noqa: E402
 from worker.scheduler.sequence import Chunk, Plan, Sequence  # noqa: E402
 
 PROMPT, DECODE_STEPS, PREFILL_CHUNK = 128, 12, 512
-FILLING = 0x3C  # of every K/V byte, which makes ordinary numbers in every format, but zeros of values in four bits
-GREEDY = Sampling(1, temperature=0.0)
 
 
 def main(words: list[str]) -> None:
@@ -110,27 +106,7 @@ MEASURES: dict[str, Callable[..., float]] = {"prefill": prefill, "decode": decod
 
 
 def _sequences(engine: Engine, count: int, length: int) -> list[Sequence]:
-    """Makes sequences of random tokens. Their pages are already filled with K/V."""
-    size, groups = engine.size.page_size, len(engine.size.groups)
-    each = -(-length // size)
-    cache = engine.runner._cache  # filled directly, because no prompts are computed
-    cache.reach([min(count * each, pages - 1) for pages in cache.pages])
-    for part in (*cache.k, *cache.v):
-        part[:, : 1 + count * each].view(torch.uint8).fill_(FILLING)
-    sequences = [dummy_sequence(_tokens(engine, length), size, groups, GREEDY) for _ in range(count)]
-    for at, sequence in enumerate(sequences):
-        sequence.pages = [_pages(at * each, each, pages) for pages in cache.pages]
-    return sequences
-
-
-def _pages(first: int, count: int, pages: int) -> "array[int]":
-    """Returns `count` page ids. If a pool of `pages` pages has too few, as for windows, some ids occur repeatedly."""
-    return array("i", [1 + page % (pages - 1) for page in range(first, first + count)])
-
-
-def _tokens(engine: Engine, length: int) -> list[int]:
-    found: list[int] = torch.randint(3, engine.spec.vocab_size, (length,)).tolist()
-    return found
+    return trial.decoding(engine.runner, engine.size, engine.spec.vocab_size, count, length)
 
 
 def _what(settings: Settings) -> dict[str, object]:

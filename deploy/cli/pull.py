@@ -98,7 +98,7 @@ def _flag(word: str) -> tuple[str, Any]:
 
 
 def _judge(revision: str) -> Judge:
-    return Judge(lambda: None if visible_gpus() else measured_speed(), available_bytes(), revision)
+    return Judge(lambda: None if visible_gpus() else measured_speed(), available_bytes(), revision, tries=False)
 
 
 def _packaged(tell: Tell) -> Path:

@@ -86,7 +86,7 @@ def run(words: list[str]) -> int:
             return 0
         fetch_showing(model, settings, verdict, sys.stderr)
     else:
-        verdict = judge_local(model, settings)
+        verdict = judge_local(model, settings, timed=args.dry_run)
         _show(args.name, verdict)
         _check(verdict, args)
         if args.dry_run:
@@ -115,16 +115,17 @@ def _only_settings(args: argparse.Namespace) -> argparse.Namespace:
 
 def _judge(settings: Settings) -> Judge:
     """Returns a judge with what is known of this machine. On a GPU, the speed is not: the weights lie elsewhere."""
-    speed = lambda: None if visible_gpus() else measured_speed()  # noqa: E731
-    return Judge(speed, available_bytes(), settings.model.revision, settings.model.mmproj)
+    on_gpu = bool(visible_gpus())
+    speed = lambda: None if on_gpu else measured_speed()  # noqa: E731
+    return Judge(speed, available_bytes(), settings.model.revision, settings.model.mmproj, tries=not on_gpu)
 
 
-def judge_local(model: str, settings: Settings) -> Verdict:
+def judge_local(model: str, settings: Settings, *, timed: bool) -> Verdict:
     """Judges a model on this machine; smollm2 is fetched for that if need be. Raises CliError."""
     folder = Path(with_local_model(with_values(settings, {"model": model})).model.model)
     if problem := folder_problem(folder):
         raise CliError(f"{model}: {problem}", 3)
-    return _judge(settings).local(model, folder, stored_bytes(folder))
+    return _judge(settings).local(model, folder, stored_bytes(folder), timed=timed)
 
 
 def _show(name: str, verdict: Verdict) -> None:

@@ -180,7 +180,7 @@ def tune(words: list[str]) -> int:
         )  # fmt: skip
     check_writable(args.out)
     on_gpu = bool(visible_gpus()) and settings.worker.device != "cpu"
-    forecast = judge_local(settings.model.model, settings).forecast
+    forecast = judge_local(settings.model.model, settings, timed=False).forecast
     goal = GOALS[args.goal]
     tuner = Tuner(settings, goal, args.rounds, sys.stderr, measure_server)
     best = tuner.run(trials(args.goal, settings, forecast, on_gpu=on_gpu, stated=stated))

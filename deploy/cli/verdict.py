@@ -1,8 +1,9 @@
 """Says before a download whether a model fits this machine: bytes to fetch, memory, context, tokens per second.
 
 The sizes come from the headers of the model's files, of which the hub sends the beginning, and from the loader's own
-arithmetic (worker/engine/forecast.py, in a process of its own, because it imports torch). The speed comes from the
-measured speed of memory: a decoded token reads the weights once.
+arithmetic (worker/engine/forecast.py, in a process of its own, because it imports torch). The speed comes from a trial
+of a few layers in that process. For models with experts it comes from the measured speed of memory: a decoded token
+reads the chosen weights once.
 """
 
 import json
@@ -58,6 +59,8 @@ class Forecast:
     trained: the longest sequence that the model was trained for. layers: how many layers it has.
     sparse: whether it has experts, of which a token reads a part here and a part there.
     processes: bytes of all processes of the server besides weights and K/V.
+    step_s: seconds of a decoded token at the beginning of a sequence, as tried here; 0: not tried. kv_byte_s: seconds
+    that each byte of the sequence's K/V adds.
     """
 
     weights: int
@@ -69,9 +72,17 @@ class Forecast:
     layers: int
     sparse: bool = False
     processes: int = 0
+    step_s: float = 0.0
+    kv_byte_s: float = 0.0
 
-    def tokens_per_s(self, speed: Speed, tokens: int = TYPICAL_TOKENS) -> float:
-        """Returns how many tokens a second one sequence of so many tokens is expected to get."""
+    def tokens_per_s(self, speed: Speed | None, tokens: int = TYPICAL_TOKENS) -> float | None:
+        """Returns how many tokens a second one sequence of so many tokens is expected to get; None if neither the model
+        was tried nor the speed of this machine is known.
+        """
+        if self.step_s:
+            return 1 / (self.step_s + self.kv * tokens * self.kv_byte_s + STEP_S)
+        if speed is None:
+            return None
         reached = READING_EXPERTS if self.sparse else READING
         reading = (self.read + self.kv * tokens) / (reached * speed.read_gb_s * 1e9)
         return 1 / (reading + self.layers * LAYER_S + STEP_S)
@@ -84,7 +95,8 @@ class Forecast:
         weights = int(self.weights * factor)
         pool = max(0, int(CPU_SHARE * (memory - weights - self.processes)))
         context = min(self.trained, pool // max(self.kv, 1))
-        return replace(self, weights=weights, read=int(self.read * factor), pool=pool, context=context)
+        read, step_s = int(self.read * factor), self.step_s * factor
+        return replace(self, weights=weights, read=read, pool=pool, context=context, step_s=step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,7 @@ class Verdict:
 
     forecast: None if only the size of its files is known. speed: of this machine; None if it is not known.
     memory: bytes that are available here. disk: free bytes where it would be kept.
-    others: the other formats that the repository has.
+    others: the other formats that the repository has. timed: whether the speed was to be found out.
     """
 
     offer: Offer
@@ -111,10 +123,11 @@ class Verdict:
     memory: int
     disk: int
     others: str = ""
+    timed: bool = True
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.forecast.tokens_per_s(self.speed) if self.forecast and self.speed else None
+        return self.forecast.tokens_per_s(self.speed) if self.forecast else None
 
     @property
     def problem(self) -> str:
@@ -151,19 +164,21 @@ class Verdict:
             ))  # fmt: skip
         if found is not None and found.context:
             rows.append(("context", f"{found.context:,} tokens of the model's {found.trained:,}"))
-            rows.append(("speed", self._speed(found)))
+            if self.timed:
+                rows.append(("speed", self._speed(found)))
         if self.others:
             rows.append(("formats", f"also {self.others}: name one as {self.offer.model.rpartition(':')[0]}:FORMAT"))
         return [f"  {name:<8} {text}" for name, text in rows]
 
     def _speed(self, found: Forecast) -> str:
-        if self.speed is None:
+        typical, last = found.tokens_per_s(self.speed), found.tokens_per_s(self.speed, found.context)
+        if typical is None or last is None:
             return "unknown: `sluice doctor` says why"
-        busy = ", measured while other processes ran" if self.speed.busy else ""
-        return (
-            f"about {found.tokens_per_s(self.speed):.0f} tokens/s, {found.tokens_per_s(self.speed, found.context):.0f} "
-            f"at the end of the context (memory at {self.speed.read_gb_s:.0f} GB/s{busy})"
-        )
+        source = "as tried with some of its layers"
+        if self.speed and not found.step_s:
+            source = f"memory at {self.speed.read_gb_s:.0f} GB/s"
+        source += ", measured while other processes ran" if self.speed and self.speed.busy else ""
+        return f"about {typical:.0f} tokens/s, {last:.0f} at the end of the context ({source})"
 
 
 @dataclass(slots=True)
@@ -171,19 +186,25 @@ class Judge:
     """Judges the models of one hub repository, or one model on this machine.
 
     measure: returns the speed of this machine; called once it is known that there is a model to judge, since it may
-    have to measure. memory: bytes that are available.
+    have to measure. memory: bytes that are available. tries: whether the speed of a model is found out by a trial
+    of some of its layers, which takes all cores for some seconds, and says nothing about a GPU.
     """
 
     measure: Callable[[], Speed | None]
     memory: int
     revision: str = ""
     mmproj: str = ""
+    tries: bool = True
     _sizes: dict[str, int] = field(default_factory=dict)
 
-    def local(self, model: str, folder: Path, nbytes: int) -> Verdict:
-        """Judges a checkpoint or translated GGUF model that is on this machine. Raises CliError if it is not served."""
-        offer = Offer(model, nbytes)
-        return Verdict(offer, run_forecast(folder, self.memory), self.measure(), self.memory, free_disk(folder))
+    def local(self, model: str, folder: Path, nbytes: int, *, timed: bool = True) -> Verdict:
+        """Judges a checkpoint or translated GGUF model that is on this machine. Raises CliError if it is not served.
+
+        timed: find out the speed, too, which takes some seconds
+        """
+        found = run_forecast(folder, self.memory, tried=timed and self.tries)
+        speed = self.measure() if timed else None
+        return Verdict(Offer(model, nbytes), found, speed, self.memory, free_disk(folder), timed=timed)
 
     def hub(self, model: str) -> Verdict:
         """Judges a hub id or org/repository:NAME; chooses the best format where it names none.
@@ -249,7 +270,7 @@ class Judge:
         sizes = {name: self._sizes[name] for name in files}
         nbytes = sum(sizes.values())
         fetch = nbytes - fetched_bytes(repository, sizes, revision=self.revision)
-        offer, found = Offer(model, nbytes, fetch), run_forecast(folder, self.memory)
+        offer, found = Offer(model, nbytes, fetch), run_forecast(folder, self.memory, tried=self.tries)
         return Verdict(offer, found, self.measure(), self.memory, free_disk(hub_cache()), others)
 
 
@@ -282,7 +303,8 @@ def best_format(
     wanted = min(CONTEXT_WANTED, forecast.trained)
     fitting = [model for model in ranked if expected[model[0]].context >= wanted]
     for model in fitting:
-        if speed is None or expected[model[0]].tokens_per_s(speed) >= FAST_ENOUGH:
+        rate = expected[model[0]].tokens_per_s(speed)
+        if rate is None or rate >= FAST_ENOUGH:
             return model
     four_bits = [model for model in fitting if _rank(model) <= FOUR_BITS]
     return (four_bits or fitting or [min(ranked, key=lambda model: sizes[model[0]])])[-1]
@@ -292,9 +314,12 @@ def _others(models: Sequence[Model], model: Model) -> str:
     return listed([other for other in models if other != model])
 
 
-def run_forecast(folder: Path, memory: int) -> Forecast:
-    """Returns the forecast for a checkpoint. Raises CliError, with the worker's sentence, if it is not served."""
-    command = [sys.executable, "-P", "-m", "worker.engine.forecast", str(folder), str(memory)]
+def run_forecast(folder: Path, memory: int, *, tried: bool) -> Forecast:
+    """Returns the forecast for a checkpoint. tried: with a trial of some layers
+
+    Raises CliError, with the worker's sentence, if it is not served.
+    """
+    command = [sys.executable, "-P", "-m", "worker.engine.forecast", str(folder), str(memory), *["tried"] * tried]
     environment = child_environment() | {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=FORECAST_S)

@@ -1,31 +1,41 @@
 """Says how much memory a model will take, and what a decoded token reads, from the headers of its files alone.
 
-    python -m worker.engine.forecast FOLDER BYTES     prints one JSON object (forecast); BYTES: memory for all of it
+    python -m worker.engine.forecast FOLDER BYTES [tried]     prints one JSON object: forecast and, with `tried`, trial
+
+BYTES is the memory for all of it.
 
 The sizes are those that the loader and the K/V pool compute, with the default settings, on the CPU. The weights are not
 read, so each file of weights may be as long as it should be and hold only its header: a model can be judged before it
-is downloaded.
+is downloaded. The speed is that of a trial (trial.py), for which a few layers are loaded.
 """
 
+import os
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
-import torch
 
-from shared.config.check import check
-from shared.config.declaration import ConfigError
-from shared.config.settings import Settings, with_values
-from shared.config.worker import with_default_sizes
-from shared.machine import CPU_SHARE
-from worker.checkpoint.checkpoint import CheckpointError, read_config
-from worker.engine.numerics import choose_formats
-from worker.kv_cache.sizing import PoolBudget, size_pool
-from worker.kv_cache.tensors import bytes_per_page, cache_groups
-from worker.models.config import spec_from_config
-from worker.models.load import Loader, open_source
+from worker.ops.openmp import spin_briefly
+
+spin_briefly()  # must run before torch is imported
+
+import torch  # noqa: E402
+
+from shared.config.check import check  # noqa: E402
+from shared.config.declaration import ConfigError  # noqa: E402
+from shared.config.settings import Settings, with_values  # noqa: E402
+from shared.config.worker import with_default_sizes  # noqa: E402
+from shared.machine import CPU_SHARE  # noqa: E402
+from worker.checkpoint.checkpoint import CheckpointError, read_config  # noqa: E402
+from worker.engine.numerics import choose_formats  # noqa: E402
+from worker.engine.trial import measure  # noqa: E402
+from worker.kv_cache.sizing import PoolBudget, size_pool  # noqa: E402
+from worker.kv_cache.tensors import bytes_per_page, cache_groups  # noqa: E402
+from worker.models.config import spec_from_config  # noqa: E402
+from worker.models.load import Loader, open_source  # noqa: E402
+from worker.ops.native_build import existing, sets_in_use, sets_of_processor  # noqa: E402
 
 # A launcher, a worker and a frontend without weights and K/V: libraries and buffers, and for each token of the
 # vocabulary its part of the tokenizers, tables and logits. Measured with vocabularies of 49,152 and 151,936 tokens.
@@ -39,9 +49,8 @@ def forecast(folder: Path, memory: int) -> dict[str, int | bool]:
 
     Raises CheckpointError for a model that is not served, and ConfigError for one whose formats are not served here.
     """
-    settings = check(with_values(Settings(), {"model": str(folder)}), ("model",))
-    device, model = torch.device("cpu"), settings.model
-    worker = replace(with_default_sizes(settings.worker, on_gpu=False), overlap=False)
+    settings = _settings(folder)
+    device, model, worker = torch.device("cpu"), settings.model, settings.worker
     spec = spec_from_config(read_config(folder))
     formats = choose_formats(spec, worker, device)
     with closing(open_source(folder, None)) as source:
@@ -65,9 +74,29 @@ def forecast(folder: Path, memory: int) -> dict[str, int | bool]:
     }  # fmt: skip
 
 
-def main(folder: str, memory: str) -> int:
+def trial(folder: Path, told: dict[str, int | bool]) -> dict[str, float]:
+    """Returns the fields of a Forecast that are measured, which takes a few seconds. They are missing if `told`, the
+    others, say that the model does not fit or has experts, if the input of a layer depends on all layers (Gemma 4's
+    small models), or if the C library is not compiled yet.
+
+    Raises the same errors as `forecast`.
+    """
+    library = existing(sets_in_use(os.environ, sets_of_processor())) if os.environ.get("SLUICE_NATIVE") != "0" else None
+    settings, spec = _settings(folder), spec_from_config(read_config(folder))
+    if spec.experts or spec.per_layer_inputs or not told["context"] or library is None:
+        return {}
+    return asdict(measure(folder, settings, choose_formats(spec, settings.worker, torch.device("cpu")), spec))
+
+
+def _settings(folder: Path) -> Settings:
+    settings = check(with_values(Settings(), {"model": str(folder)}), ("model",))
+    return replace(settings, worker=replace(with_default_sizes(settings.worker, on_gpu=False), overlap=False))
+
+
+def main(folder: str, memory: str, tried: str = "") -> int:
     try:
-        print(msgspec.json.encode(forecast(Path(folder), int(memory))).decode())
+        told = forecast(Path(folder), int(memory))
+        print(msgspec.json.encode(told | (trial(Path(folder), told) if tried else {})).decode())
     except (CheckpointError, ConfigError) as error:
         print(error, file=sys.stderr)
         return 3

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +31,7 @@ MIDDLE = Forecast(
 )  # of a model in Q4_K_M
 
 
-def forecast_here(folder: Path, memory: int) -> Forecast:
+def forecast_here(folder: Path, memory: int, *, tried: bool = False) -> Forecast:
     """Does what the process of `run_forecast` does, in this one."""
     try:
         return Forecast(**forecast(folder, memory))
@@ -102,7 +103,7 @@ def test_safetensors_are_judged_by_their_headers(tmp_path: Path, monkeypatch: py
 def test_model_that_is_not_served_is_refused_before_the_download(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(folder: Path, memory: int) -> Forecast:
+    def refused(folder: Path, memory: int, *, tried: bool) -> Forecast:
         raise CliError("model_type 'odd' is not served", 3)
 
     monkeypatch.setattr(verdict, "run_forecast", refused)
@@ -252,12 +253,17 @@ def test_format_with_the_most_bits_that_is_fast_enough_is_chosen() -> None:
 
 
 def test_speed_falls_with_the_context_and_is_told() -> None:
-    assert replace(MIDDLE, sparse=True).tokens_per_s(SPEED) < MIDDLE.tokens_per_s(SPEED)
+    rates = [one.tokens_per_s(SPEED) or 0.0 for one in (replace(MIDDLE, sparse=True), MIDDLE)]
+    assert 0 < rates[0] < rates[1]
     judged = Verdict(Offer("a/b:Q4_K_M", 4 * GB, GB), MIDDLE, SPEED, 16 * GB, 50 * GB, "Q8_0")
     assert judged.tokens_per_s is not None and 4 < judged.tokens_per_s < 5
-    assert MIDDLE.tokens_per_s(SPEED, 16_384) < judged.tokens_per_s
+    assert (MIDDLE.tokens_per_s(SPEED, 16_384) or 0.0) < judged.tokens_per_s
     assert judged.problem == ""
     assert any("1.0 GB to fetch of 4.0 GB; 50.0 GB are free" in line for line in judged.lines())
+    assert any("memory at 20 GB/s" in line for line in judged.lines())
+    tried = replace(judged, forecast=replace(MIDDLE, step_s=0.0496, kv_byte_s=0.0), speed=None)
+    assert any("about 20 tokens/s, 20 at the end" in line and "tried" in line for line in tried.lines())
+    assert any("unknown" in line for line in replace(judged, speed=None).lines())
 
 
 def test_experts_that_are_not_chosen_are_not_read(tmp_path: Path) -> None:
@@ -275,7 +281,9 @@ def test_name_leads_to_an_answer(
     feed_stdin(monkeypatch, "What is the capital of France?\n")
     code, out, told = sluice(capsys, "run", "demo", "--max-seq-len=256")
     assert (code, out) == (0, "The capital of France is Paris.\n"), told
-    assert "tokens/s" in told
+    assert "context" in told and "tokens/s" not in told, "a start does not wait for a trial"
+    code, _, told = sluice(capsys, "run", "demo", "--dry-run")
+    assert code == 0 and re.search(r"about \d+ tokens/s, .*as tried with some of its layers", told), told
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_the_file_is_one_that_serve_reads(
         return replace(PLAIN, seconds=4.0 - (settings.worker.speculation == "off"))
 
     monkeypatch.setattr(command, "measure_server", measure)
-    monkeypatch.setattr(command, "judge_local", lambda model, settings: SimpleNamespace(forecast=FORECAST))
+    monkeypatch.setattr(command, "judge_local", lambda model, settings, timed: SimpleNamespace(forecast=FORECAST))
     monkeypatch.setattr(command, "visible_gpus", lambda: [])
     model, out = tmp_path / "x.gguf", tmp_path / "out.toml"
     model.write_bytes(b"")
