@@ -59,6 +59,7 @@ class Forecast:
     trained: the longest sequence that the model was trained for. layers: how many layers it has.
     sparse: whether it has experts, of which a token reads a part here and a part there.
     processes: bytes of all processes of the server besides weights and K/V.
+    windows: for each group of layers that keep a window of positions, the window and the K/V's bytes of a position.
     step_s: seconds of a decoded token at the beginning of a sequence, as tried here; 0: not tried. kv_byte_s: seconds
     that each byte of the sequence's K/V adds.
     """
@@ -72,6 +73,7 @@ class Forecast:
     layers: int
     sparse: bool = False
     processes: int = 0
+    windows: Sequence[Sequence[int]] = ()
     step_s: float = 0.0
     kv_byte_s: float = 0.0
 
@@ -80,12 +82,16 @@ class Forecast:
         was tried nor the speed of this machine is known.
         """
         if self.step_s:
-            return 1 / (self.step_s + self.kv * tokens * self.kv_byte_s + STEP_S)
+            return 1 / (self.step_s + self._kv_read(tokens) * self.kv_byte_s + STEP_S)
         if speed is None:
             return None
         reached = READING_EXPERTS if self.sparse else READING
-        reading = (self.read + self.kv * tokens) / (reached * speed.read_gb_s * 1e9)
+        reading = (self.read + self._kv_read(tokens)) / (reached * speed.read_gb_s * 1e9)
         return 1 / (reading + self.layers * LAYER_S + STEP_S)
+
+    def _kv_read(self, tokens: int) -> int:
+        """Returns how many bytes of K/V a token reads behind so many others."""
+        return self.kv * tokens + sum(min(tokens, window) * nbytes for window, nbytes in self.windows)
 
     def scaled(self, factor: float, memory: int) -> "Forecast":
         """Returns about the forecast for the same model in a format with `factor` times the bytes.

@@ -14,6 +14,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,7 +43,7 @@ from worker.ops.native_build import existing, sets_in_use, sets_of_processor  # 
 PROCESSES_BYTES, TOKEN_BYTES = 295 << 20, 1900
 
 
-def forecast(folder: Path, memory: int) -> dict[str, int | bool]:
+def forecast(folder: Path, memory: int) -> dict[str, Any]:
     """Returns the fields of a Forecast (deploy/cli/verdict.py) for a checkpoint.
 
     memory: bytes that are available for everything
@@ -57,7 +58,7 @@ def forecast(folder: Path, memory: int) -> dict[str, int | bool]:
         loader = Loader(source, spec, formats.dtype, device, worker.batch_invariant, formats.memory)
         weights, read = loader.nbytes(), loader.bytes_of_a_token()
     groups = cache_groups(spec, spec.max_positions, paged=True)
-    kv = sum(bytes_per_page(spec, group, 1, formats.kv_dtype, device) for group in groups if not group.window)
+    kv = [(group.window, bytes_per_page(spec, group, 1, formats.kv_dtype, device)) for group in groups]
     processes = PROCESSES_BYTES + TOKEN_BYTES * spec.vocab_size
     left = memory - weights - processes
     pool = context = 0
@@ -69,12 +70,14 @@ def forecast(folder: Path, memory: int) -> dict[str, int | bool]:
         except ConfigError:  # not even a page fits
             pass
     return {
-        "weights": weights, "read": read, "kv": kv, "pool": pool, "context": context, "trained": spec.max_positions,
-        "layers": len(spec.layers), "sparse": spec.experts is not None, "processes": processes,
+        "weights": weights, "read": read, "kv": sum(nbytes for window, nbytes in kv if not window),
+        "windows": [(window, nbytes) for window, nbytes in kv if window], "pool": pool, "context": context,
+        "trained": spec.max_positions, "layers": len(spec.layers), "sparse": spec.experts is not None,
+        "processes": processes,
     }  # fmt: skip
 
 
-def trial(folder: Path, told: dict[str, int | bool]) -> dict[str, float]:
+def trial(folder: Path, told: dict[str, Any]) -> dict[str, float]:
     """Returns the fields of a Forecast that are measured, which takes a few seconds. They are missing if `told`, the
     others, say that the model does not fit or has experts, if the input of a layer depends on all layers (Gemma 4's
     small models), or if the C library is not compiled yet.
@@ -85,7 +88,11 @@ def trial(folder: Path, told: dict[str, int | bool]) -> dict[str, float]:
     settings, spec = _settings(folder), spec_from_config(read_config(folder))
     if spec.experts or spec.per_layer_inputs or not told["context"] or library is None:
         return {}
-    return asdict(measure(folder, settings, choose_formats(spec, settings.worker, torch.device("cpu")), spec))
+    formats = choose_formats(spec, settings.worker, torch.device("cpu"))
+    try:
+        return asdict(measure(folder, settings, formats, spec))
+    except ConfigError:  # a pool of the trial's size is too small for this model
+        return {}
 
 
 def _settings(folder: Path) -> Settings:

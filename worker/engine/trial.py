@@ -60,12 +60,13 @@ def measure(folder: Path, settings: Settings, formats: Formats, spec: ModelSpec)
     whole, half = (
         _Cut(weights, loader.stage.spec(spec), n, settings, formats) for n in (count, max(least, count // 2))
     )
-    kv_bytes = sum(whole.size.page_bytes) / whole.size.page_size * (LONG - SHORT)
-    tries = [(whole.step_s(SHORT), half.step_s(SHORT), whole.step_s(LONG)) for _ in range(ROUNDS)]
+    last = min(LONG, whole.size.max_seq_len - STEPS - 2)
+    tries = [(whole.step_s(SHORT), half.step_s(SHORT), whole.step_s(last)) for _ in range(ROUNDS)]
     short, fewer, long = (median(times) for times in zip(*tries, strict=True))
     tried, in_half = sum(nbytes[:count]), sum(nbytes[: half.count])
     a_byte = max(short - fewer, 0.0) / max(tried - in_half, 1)
-    return Trial(short + a_byte * (sum(nbytes) - tried), max(long - short, 0.0) / kv_bytes)
+    kv_bytes = whole.kv_bytes(last) - whole.kv_bytes(SHORT)
+    return Trial(short + a_byte * (sum(nbytes) - tried), max(long - short, 0.0) / max(kv_bytes, 1))
 
 
 class _Cut:
@@ -85,9 +86,14 @@ class _Cut:
         self._runner = make_runner(fastest_decoder(decoder, cache), cache, worker, on_gpu=False)
         self._vocab_size = own.vocab_size
 
+    def kv_bytes(self, tokens: int) -> int:
+        """Returns how many bytes of K/V a step reads behind so many tokens."""
+        groups = zip(self.size.groups, self.size.page_bytes, strict=True)
+        return sum(nbytes // self.size.page_size * min(tokens, group.window or tokens) for group, nbytes in groups)
+
     def step_s(self, tokens: int) -> float:
         """Decodes one sequence of so many tokens, and returns the seconds of a step."""
-        length = min(tokens, self.size.max_seq_len - STEPS - 2) + STEPS + 1
+        length = tokens + STEPS + 1
         [sequence] = decoding(self._runner, self.size, self._vocab_size, 1, length)
         first, *others = [Plan([Chunk(sequence, at, 1, True)]) for at in range(length - STEPS - 1, length)]
         self._runner.launch(first).read()
