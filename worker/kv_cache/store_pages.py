@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.kv_cache.tensors import KVCache
-from worker.ops.paged_kv import v_is_paired
+from worker.ops.paged_kv import k_is_transposed, v_is_paired
 
 BLOCK_TOKENS = 256  # a file of the store has the pages of so many tokens; a prefix is found in such steps
 
@@ -131,6 +131,7 @@ def _layout(cache: KVCache, fingerprint: str, block: int) -> bytes:
                 "layers": group.layers,
                 "tensors": [_format(part) for part in cache.tensors_of(number)],
                 "paired": [v_is_paired(v[0]) for v in cache.tensors_of(number)[1::2]],
+                "transposed": [k_is_transposed(v[0]) for v in cache.tensors_of(number)[1::2]],
             }
             for number, group in enumerate(cache.groups)
         ],

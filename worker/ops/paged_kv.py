@@ -25,6 +25,7 @@ from worker.ops.native import (
     address,
     available,
     multiplies_bf16,
+    tier,
 )
 
 SCALE_BYTES = 4
@@ -166,8 +167,8 @@ def _codes_of_eight_bits(rows: Tensor, d: int) -> Tensor:
     return codes * multipliers.view(torch.int8).float().repeat_interleave(GROUP, -1)[..., :d]
 
 
-PLAIN, PAIRED = 0, 1  # formats of the K/V cache, with the numbers of csrc/kv_format.h
-WITH_CODES = {torch.int8: 2, torch.float8_e4m3fn: 3, FOUR_BITS: 4}  # dtype of values → more formats of the K/V cache
+PLAIN, PAIRED, TRANSPOSED = range(3)  # formats of the K/V cache, with the numbers of csrc/kv_format.h
+WITH_CODES = {torch.int8: 3, torch.float8_e4m3fn: 4, FOUR_BITS: 5}  # dtype of values → more formats of the K/V cache
 
 
 def v_is_paired(cache_v: Tensor) -> bool:
@@ -175,10 +176,20 @@ def v_is_paired(cache_v: Tensor) -> bool:
     memory.
 
     Then bf16 kernels multiply by values directly from the cache. This is possible only if pages consist of whole AMX
-    tiles. Keys are never interleaved.
+    tiles.
     """
     page_size, d = cache_v.shape[1], cache_v.shape[3]
     return cache_v.dtype == torch.bfloat16 and multiplies_bf16() and page_size % PANEL == 0 and d % PANEL == 0
+
+
+def k_is_transposed(cache_v: Tensor) -> bool:
+    """Returns whether keys of 16 consecutive tokens are stored transposed: [pages, page_size / 16, Hk, D / 2, 16, 2] in
+    memory.
+
+    Then the kernel that multiplies queries by 16 keys at once reads keys directly from the cache. AMX multiplies by
+    keys as they are.
+    """
+    return v_is_paired(cache_v) and tier() != "amx"
 
 
 def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
@@ -194,10 +205,13 @@ def supports_cache(dtype: torch.dtype, cache: Tensor, head_dim: int) -> bool:
 def kv_format(cache_k: Tensor, cache_v: Tensor) -> int:
     """Returns the library's number for the format of a cache. The library must support the cache.
 
-    Values are not interleaved if they are the keys, in the same memory.
+    Nothing is interleaved or transposed if the values are the keys, in the same memory.
     """
-    paired = cache_k.data_ptr() != cache_v.data_ptr() and v_is_paired(cache_v)
-    return WITH_CODES.get(cache_v.dtype, PAIRED if paired else PLAIN)
+    if cache_v.dtype in WITH_CODES:
+        return WITH_CODES[cache_v.dtype]
+    if cache_k.data_ptr() == cache_v.data_ptr() or not v_is_paired(cache_v):
+        return PLAIN
+    return TRANSPOSED if k_is_transposed(cache_v) else PAIRED
 
 
 def rows_visible(bidirectional_end: Tensor | None, rows: int) -> int | None:

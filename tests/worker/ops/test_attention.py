@@ -131,9 +131,9 @@ def test_public_function_passes_sinks_and_softcap(dtype: torch.dtype, cache_dtyp
     """The function calls the C kernels, or plain PyTorch for a cache in a format that the C kernels cannot read."""
     case = batch(MIXED, 4, 2, 64, 16, dtype)
     case = in_fp8(case) if cache_dtype else case
-    written = case.cache_v if cache_dtype else as_written(case.cache_v)
+    written = [case.cache_k, case.cache_v] if cache_dtype else as_written(case.cache_k, case.cache_v)
     more: dict[str, Any] = {"sinks": sinks_of(4), "softcap": 1.5}
-    got = attention.attention(case.q, case.cache_k, written, *case.fields, scale=0.3, window=24, **more)
+    got = attention.attention(case.q, *written, *case.fields, scale=0.3, window=24, **more)
     close(got, one_by_one(case, 0.3, 24, **more))
 
 

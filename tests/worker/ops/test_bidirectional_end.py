@@ -44,11 +44,12 @@ def one_by_one(case: Batch, ends: Tensor, window: int) -> Tensor:
 
 
 def run(form: Any, case: Batch, window: int, ends: Tensor | None) -> Tensor:
-    cache_v = as_written(case.cache_v) if form is attention_native.attention else case.cache_v
+    caches = [case.cache_k, case.cache_v]
+    if form is attention_native.attention:
+        caches = as_written(*caches)
     out: Tensor = form(
         case.q,
-        case.cache_k,
-        cache_v,
+        *caches,
         *case.fields,
         scale=case.q.shape[2] ** -0.5,
         window=window,

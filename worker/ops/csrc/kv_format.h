@@ -17,8 +17,11 @@
 #include "simd.h"
 
 /* ops/paged_kv.py has the same numbers. KV_PAIRED: unquantized; the elements of the values of two neighbouring tokens
- * alternate in memory (v_is_paired). KV_INT4: values are in four bits, and keys are rows of KV_INT8. */
-enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8, KV_INT4 };
+ * alternate in memory (v_is_paired). KV_TRANSPOSED: the same, and the keys of KEYS_TOGETHER neighbouring tokens are
+ * transposed (k_is_transposed). KV_INT4: values are in four bits, and keys are rows of KV_INT8. */
+enum { KV_PLAIN, KV_PAIRED, KV_TRANSPOSED, KV_INT8, KV_FP8, KV_INT4 };
+
+#define KEYS_TOGETHER 16 /* how many keys are transposed together: [Hk][D / 2][KEYS_TOGETHER][2] */
 
 #define SCALE_BYTES 4
 #define GROUP 32           /* elements of a row in four bits that share a multiplier */
@@ -26,6 +29,7 @@ enum { KV_PLAIN, KV_PAIRED, KV_INT8, KV_FP8, KV_INT4 };
 #define MOST_OF_FOUR 7
 #define MOST_MULTIPLIER 15 /* multipliers are in [-15, 15], so that products are codes of eight bits */
 
+INLINE int pairs_values(const int kv_format) { return kv_format == KV_PAIRED || kv_format == KV_TRANSPOSED; }
 INLINE int has_codes(const int kv_format) { return kv_format >= KV_INT8; }
 INLINE int is_rotated(const int kv_format) { return kv_format == KV_INT8 || kv_format == KV_INT4; }
 

@@ -83,7 +83,7 @@ class Story:
             longest, wide = int(kv_lens.max()), q.float() if codes else q
             out = attention_torch(wide, *caches, starts, kv_lens, table, longest, **how)
         else:
-            caches[1] = as_written(caches[1])
+            caches = as_written(*caches)
             out = attention_native.attention(q, *caches, starts, kv_lens, table, **how)
         return list(out.split(starts.diff().tolist()))
 

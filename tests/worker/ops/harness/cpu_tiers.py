@@ -45,11 +45,14 @@ def use(which: str) -> Iterator[None]:
     assert which != EMULATED or not emulated_amx.fault()
 
 
-def as_written(cache_v: Tensor) -> Tensor:
-    """Returns a copy of values [pages, page_size, Hk, D] in the layout of the C kernels."""
-    if not paged_kv.v_is_paired(cache_v):
-        return cache_v.clone()
-    return cache_v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(cache_v.shape)
+def as_written(cache_k: Tensor, cache_v: Tensor) -> list[Tensor]:
+    """Returns copies of keys and values [pages, page_size, Hk, D] in the layout of the C kernels."""
+    k, v = cache_k.clone(), cache_v.clone()
+    if paged_kv.v_is_paired(v):
+        v = v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(v.shape)
+    if paged_kv.k_is_transposed(v):
+        k = k.unflatten(1, (-1, 16)).unflatten(4, (-1, 2)).permute(0, 1, 3, 4, 2, 5).reshape(k.shape)
+    return [k, v]
 
 
 def _forget() -> None:

@@ -1,12 +1,12 @@
-/* bf16 attention with vdpbf16ps. The keys of a block are transposed to [pairs of d][keys], so each score is one chain
- * over the pairs of d, in its own element of a register. The weights are rounded to bf16. Pairs of weights are
+/* bf16 attention with vdpbf16ps. Keys are transposed, 16 of them together, to [pairs of d][16 keys], or are stored so. So
+ * each score is one chain over the pairs of d, in its own element of a register. The weights are rounded to bf16. Pairs of weights are
  * multiplied by values that are interleaved in pairs of keys, so each output is one chain over the key pairs of a
  * block. Missing rows of a tile are skipped: a decode step computes only the query heads that share a key/value
  * head. */
 #include "bf16_rows.h"
 #include "key_addresses.h"
 
-/* For one head, s->k: [D / 2 padded to 16][BLOCK_KEYS][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
+/* For one head, s->k: [BLOCK_KEYS / 16][D / 2 padded to 16][16][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
 #define MAX_ROWS_AT_ONCE 6 /* the most rows with 4 registers of scores or outputs each; with 8 registers each, 3 rows */
@@ -35,8 +35,18 @@ INLINE void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long o
             for (int j = 0; j < 16; j++) rows[j] = load_32(p->keys[i + j] + offset, a->d, step * 32, key_format(kv_format));
             for (int j = 0; j < 8; j++) prefetch_lines(prefetch, lines);
             transpose_16x16(rows);
-            for (int j = 0; j < 16; j++) _mm512_store_si512(to + (step * 16 + j) * BLOCK_KEYS * 4 + i * 4, rows[j]);
+            for (int j = 0; j < 16; j++) _mm512_store_si512(to + (i / 16 * head_dim_steps(a) + step) * 1024 + j * 64, rows[j]);
         }
+}
+
+/* Finds the keys of a head, KEYS_TOGETHER for each address, where they are stored transposed. Those outside
+ * [p->from, p->to) are masked, so any address will do. */
+static void locate_transposed(const AttentionArgs *a, const KeyAddresses *p, long head, const char **keys) {
+    long bytes = key_bytes(a), row = a->kv_heads * bytes;
+    for (long i = 0; i < BLOCK_KEYS; i += KEYS_TOGETHER) {
+        long seen = min_long(max_long(i, p->from), p->to - 1);
+        keys[i / KEYS_TOGETHER] = p->keys[seen] - seen % KEYS_TOGETHER * row + head * KEYS_TOGETHER * bytes;
+    }
 }
 
 /* Interleaves the values of two keys. The values of a missing key (NULL) become zeros. */
@@ -64,7 +74,7 @@ static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, lo
         int even = 2 * i >= p->from, odd = 2 * i + 1 < p->to;
         char *to = buffer + i * bytes;
         pairs[i] = to;
-        if (a->kv_format != KV_PAIRED) {
+        if (!pairs_values(a->kv_format)) {
             const char *x = even ? p->values[2 * i] + head * row : NULL;
             const char *y = odd ? p->values[2 * i + 1] + head * row : NULL;
             WITH_KV_FORMAT(interleave_values, x, y, to, a->d)
@@ -88,16 +98,16 @@ static void locate_value_pairs(const AttentionArgs *a, const KeyAddresses *p, lo
     case 5: body(__VA_ARGS__, 5); break; \
     case 6: body(__VA_ARGS__, 6); break;
 
-/* Computes scores[rows][BLOCK_KEYS] = q k^T. */
-INLINE void score_rows(const char *q, const char *keys, long steps, float *scores, Prefetch *prefetch,
+/* Computes scores[rows][BLOCK_KEYS] = q k^T. keys: the addresses of 16 transposed keys each */
+INLINE void score_rows(const char *q, const char *const *keys, long steps, float *scores, Prefetch *prefetch,
                        const int rows) {
     __m512 sum[MAX_ROWS_AT_ONCE][4];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 4; j++) sum[r][j] = _mm512_setzero_ps();
-    for (long i = 0; i < steps * 16; i++, keys += BLOCK_KEYS * 4, q += 4) {
-        prefetch_lines(prefetch, 2);
+    for (long i = 0; i < steps * 16; i++, q += 4) {
+        for (int j = 0; j < prefetch->pace; j++) prefetch_lines(prefetch, 2);
         __m512bh k[4];
-        for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_load_si512(keys + j * 64);
+        for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_loadu_si512(keys[j] + i * 64);
         for (int r = 0; r < rows; r++) {
             __m512i pair = _mm512_set1_epi32(*(const int32_t *)(q + r * steps * 64));
             __asm__("" : "+v"(pair)); /* keeps gcc from loading the pair again for each column register */
@@ -108,7 +118,7 @@ INLINE void score_rows(const char *q, const char *keys, long steps, float *score
         for (int j = 0; j < 4; j++) _mm512_store_ps(scores + r * BLOCK_KEYS + j * 16, sum[r][j]);
 }
 
-static void score_tile(const AttentionArgs *a, const char *keys, const Tile *tile, float *scores,
+static void score_tile(const AttentionArgs *a, const char *const *keys, const Tile *tile, float *scores,
                        Prefetch *prefetch) {
     long steps = head_dim_steps(a), parts = (tile->rows + MAX_ROWS_AT_ONCE - 1) / MAX_ROWS_AT_ONCE;
     for (long part = 0, row = 0, end; part < parts; part++, row = end) {
@@ -185,7 +195,7 @@ INLINE void accumulate_columns(const Values *v, long at, const int32_t *weights,
             sum[r][j] = _mm512_mul_ps(_mm512_load_ps(out + r * v->row_stride + j * 16), _mm512_set1_ps(rescale[r]));
     for (long i = v->from; i < v->to; i++) {
         const char *pair = v->pairs[i] + at;
-        for (int j = 0; j < 2; j++) prefetch_lines(v->prefetch, 2);
+        for (int j = 0; j < v->prefetch->pace * columns / 4; j++) prefetch_lines(v->prefetch, 2);
         __m512bh x[8];
         for (int j = 0; j < columns; j++) x[j] = (__m512bh)_mm512_loadu_si512(pair + j * 64);
         for (int r = 0; r < rows; r++) {
@@ -225,20 +235,26 @@ static void accumulate_values(const Values *v, Tile *tile, const float *rescale)
  * the L1 cache. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     const KeyAddresses *p = &address_scratch(s)->here;
-    const char *pairs[BLOCK_KEYS / 2];
+    const char *pairs[BLOCK_KEYS / 2], *keys[BLOCK_KEYS / KEYS_TOGETHER];
     float rescale[MAX_ITEM_TILES][TILE_ROWS];
     long quarter = (tiles->head - item->head) * 4;
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
+    const long pace = prefetch.pace;
     const Scales *scales = head_scales(a, s, tiles->head);
-    WITH_KV_FORMAT(transpose_keys, a, p, tiles->head * key_bytes(a), s->k, &prefetch)
-    prefetch = plan_prefetch(a, s, item, quarter + 2);
+    if (a->kv_format == KV_TRANSPOSED) {
+        locate_transposed(a, p, tiles->head, keys);
+    } else {
+        WITH_KV_FORMAT(transpose_keys, a, p, tiles->head * key_bytes(a), s->k, &prefetch)
+        for (long i = 0; i < BLOCK_KEYS / KEYS_TOGETHER; i++) keys[i] = s->k + i * head_dim_steps(a) * 1024;
+        prefetch = plan_prefetch(a, s, item, quarter + 2);
+    }
     for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
         if (!sees_block(a, &tiles[i], block)) continue;
-        score_tile(a, s->k, &tiles[i], s->scores[0], &prefetch);
+        score_tile(a, keys, &tiles[i], s->scores[0], &prefetch);
         softmax_tile(a, s->scores[0], &tiles[i], block, scales, rescale[i]);
     }
     locate_value_pairs(a, p, tiles->head, s->v, count > 1, pairs);
-    prefetch = plan_prefetch(a, s, item, quarter + 3);
+    prefetch = plan_prefetch(a, s, item, quarter + 4 - pace);
     Values v = {.pairs = pairs, .row_stride = pad_to_16(a->d), .prefetch = &prefetch};
     for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
         if (!sees_block(a, &tiles[i], block)) continue;

@@ -83,21 +83,33 @@ static const Scales *head_scales(const AttentionArgs *a, Scratch *s, long head) 
  * The processor then sees sequential reads at an even pace, and its hardware prefetcher runs further ahead. */
 typedef struct {
     const char *at;  /* the next cache line to prefetch */
-    long left;       /* how many cache lines of the current key are not prefetched yet */
+    long left;       /* how many cache lines of the current keys are not prefetched yet */
     const char *const *keys;
-    long key, lines; /* key: index of the current key or value; lines: its cache lines */
+    long key, lines; /* key: index of the first of the current keys or values; lines: their cache lines */
+    long together;   /* how many keys or values are current: those whose lines of these heads lie side by side */
+    long pace;       /* how many of a head's four quarters are prefetched with its scores, and as many with its values;
+                        the others while keys are transposed */
     ptrdiff_t offset; /* bytes from a key's address to the data to prefetch */
     long line; /* bytes from one cache line to the next */
 } Prefetch;
+
+/* Returns how many keys or values have their lines side by side. heads: how many heads are computed */
+INLINE long keys_together(const AttentionArgs *a, long heads, int is_value) {
+    if (a->kv_format != KV_TRANSPOSED) return 1;
+    return is_value && heads < a->kv_heads ? 2 : KEYS_TOGETHER;
+}
 
 /* Plans the prefetch from part `quarter` of the next block on. A block has 4 parts for each head of the item: the first
  * half of the parts are keys, the second half values. While a head is computed, 4 parts are prefetched. */
 INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem *item, long quarter) {
     const KeyAddresses *next = &address_scratch(s)->next;
     long half = item->heads * 2, is_value = quarter >= half, bytes = is_value ? value_bytes(a) : key_bytes(a);
-    Prefetch p = {.keys = is_value ? next->values : next->keys, .lines = (item->heads * bytes + 63) / 64, .line = 64};
-    p.offset = address_scratch(s)->next_head * bytes;
-    p.key = (is_value ? quarter - half : quarter) * BLOCK_KEYS / half, p.left = p.lines;
+    Prefetch p = {.keys = is_value ? next->values : next->keys, .line = 64};
+    p.pace = a->kv_format == KV_TRANSPOSED ? 2 : 1;
+    p.together = keys_together(a, item->heads, is_value);
+    p.lines = (p.together * item->heads * bytes + 63) / 64;
+    p.offset = address_scratch(s)->next_head * p.together * bytes;
+    p.key = (is_value ? quarter - half : quarter) * BLOCK_KEYS / half / p.together * p.together, p.left = p.lines;
     p.at = p.keys[p.key] + p.offset;
     return p;
 }
@@ -107,11 +119,11 @@ INLINE void prefetch_lines(Prefetch *p, long n) {
     for (long i = 0; i < n; i++, p->at += p->line) __builtin_prefetch(p->at, 0, PREFETCH_LOCALITY);
     p->left -= n;
     if (p->left > 0) return;
-    p->key = (p->key + 1) % BLOCK_KEYS;
+    p->key = (p->key + p->together) % BLOCK_KEYS;
     p->at = p->keys[p->key] + p->offset, p->left = p->lines;
 }
 
-/* Returns a plan that prefetches the same line forever, for tiles that have nothing to prefetch. */
+/* Returns a plan for tiles that have nothing to prefetch. AMX, which has no pace, prefetches the same line forever. */
 INLINE Prefetch no_prefetch(const KeyAddresses *p) {
     return (Prefetch){.keys = p->keys, .at = p->keys[0], .left = INT64_MAX};
 }

@@ -146,3 +146,10 @@ INLINE void store_alternating_values(const char *v, char *cache_v, int64_t slot,
 #endif
     for (; i < bytes / 2; i++) to[2 * i + (slot & 1)] = ((const uint16_t *)v)[i];
 }
+
+/* Stores one token's keys k [heads][d] of bf16, whose pairs of elements lie beside those of its neighbours. */
+INLINE void store_transposed_keys(const char *k, char *cache_k, int64_t slot, long heads, long d) {
+    long together = slot % KEYS_TOGETHER;
+    char *to = cache_k + (slot - together) * heads * d * 2 + together * 4;
+    for (long i = 0; i < heads * d / 2; i++) __builtin_memcpy(to + i * KEYS_TOGETHER * 4, k + i * 4, 4);
+}

@@ -48,8 +48,10 @@ ROTARY(bf16, 1)
                                       long d, int kv_format, int is_value) {                                       \
         int row_format = is_value ? kv_format : key_format(kv_format);                                             \
         size_t step = d * element_size(is_bf16), row = kv_row_bytes(row_format, d, element_size(is_bf16));         \
-        if (kv_format == KV_PAIRED && is_value)                                                                    \
+        if (pairs_values(kv_format) && is_value)                                                                   \
             store_alternating_values(x, cache, slot, heads * row);                                                 \
+        else if (kv_format == KV_TRANSPOSED)                                                                       \
+            store_transposed_keys(x, cache, slot, heads, d);                                                       \
         else if (has_codes(kv_format))                                                                             \
             for (long h = 0; h < heads; h++)                                                                       \
                 quantize_one_##dtype(x + h * step, centres ? centres + h * d : NULL,                               \
@@ -108,7 +110,7 @@ INLINE void norm_and_rotate(const HeadParams *p, const char *x, char *out, long 
                             rotary_one_##dtype, step);                                                                             \
             if (!kv_heads) continue;                                                                                               \
             char heads[kv]; /* the key or value heads of one token */                                                              \
-            if (has_codes(kv_format)) {                                                                                            \
+            if (has_codes(kv_format) || kv_format == KV_TRANSPOSED) {                                                              \
                 norm_and_rotate(&shared, k, heads, kv_heads, k_norm, positions[i], rms_norm_one_##dtype, rotary_one_##dtype, step);\
                 store_token_##dtype(heads, k_centre, cache_k, slot_mapping[i], kv_heads, d, kv_format, 0);                         \
             } else                                                                                                                 \
