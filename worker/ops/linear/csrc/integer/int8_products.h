@@ -219,20 +219,30 @@ INLINE void multiply_int8_strip(const Weight *w, long panel, long group, long la
 typedef void Int8Strip(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
                        const char *unpacked, float *out, long strip, long strips);
 
-/* Many rows multiply longer than they compute addresses, so only few rows have functions for each size of a piece, which
- * take long to compile. */
+/* Functions for each size of a piece compute fewer addresses. But they take long to compile, many rows multiply longer
+ * than they compute addresses, and without dot products of bytes gcc orders those for 32 inputs so that registers do not
+ * suffice (4 rows are a seventh slower). So there are none of these. */
+#if defined(HAS_DOT_BYTES) && SIMD_WIDTH == 16
+#define KNOWN_32 1
+#else
+#define KNOWN_32 0
+#endif
+INLINE long unknown(long number) { /* keeps gcc from knowing a constant */
+    __asm__("" : "+r"(number));
+    return number;
+}
 #define INT8_CALL(kind, inputs, one_piece, rows) \
     multiply_int8_strip(w, panel, group, end, x, table, unpacked, out, strip, strips, kind, inputs, one_piece, rows)
 #define INT8_KERNEL(name, kind, rows)                                                                              \
     static void name##_##rows(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,      \
                               const char *unpacked, float *out, long strip, long strips) {                         \
         const int few = (rows) <= 6;                                                                               \
-        if (few && w->group == 32)                                                                                 \
+        if (few && KNOWN_32 && w->group == 32)                                                                     \
             INT8_CALL(kind, 32, 1, rows);                                                                          \
         else if (few && w->group == 16)                                                                            \
             INT8_CALL(kind, 16, 1, rows);                                                                          \
-        else if (!few && w->group == piece_inputs(w))                                                              \
-            INT8_CALL(kind, piece_inputs(w), 1, rows);                                                             \
+        else if (w->group == piece_inputs(w))                                                                      \
+            INT8_CALL(kind, KNOWN_32 ? piece_inputs(w) : unknown(piece_inputs(w)), 1, rows);                       \
         else                                                                                                       \
             INT8_CALL(kind, piece_inputs(w), 0, rows);                                                             \
     }
