@@ -38,6 +38,7 @@ WARN_S = 60.0  # between two warnings of a tier
 STALE_S = 600.0  # files that were being written, and were not touched for so long, are removed
 SWEEP_S = 60.0  # between two looks at the whole folder, in which other processes write, too
 ROOM = 0.05  # the janitor makes this share of the limit free
+WITHOUT, WITHOUT_WRITING = "requests are computed without it", "nothing is written there"
 KEPT = 0.5  # the most of the limit that files take which requests want to be kept
 
 
@@ -141,16 +142,16 @@ class Tier:
                 self._full_until = until
             else:
                 self._paused_until = until
-            self._warn(error.strerror or str(error))
+            self._warn(error.strerror or str(error), WITHOUT_WRITING if writes else WITHOUT)
             raise
         finally:
             del self._doing[thread]
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, text: str, meanwhile: str = WITHOUT) -> None:
         now = self._clock()
         if now - self._warned >= WARN_S:
             self._warned = now
-            log.warning("--kv-store %s: %s; requests are computed without it for now", self.folder, text)
+            log.warning("--kv-store %s: %s; %s for now", self.folder, text, meanwhile)
 
     # the token
 

@@ -183,7 +183,7 @@ def test_full_and_read_only_disks_lose_no_request(
         process.forget()
         assert process.answer(prompt_of()).equals(alone)
     own = [record.message for record in caplog.records if record.name == "sluice.kv_store"]
-    assert len(own) == 1 and own[0].endswith("without it for now")
+    assert len(own) == 1 and own[0].endswith("nothing is written there for now")
     assert process.store is not None
     counts = process.store.tiers[0].counts
     assert counts.failures >= 1 and counts.written == 0 and counts.dropped >= 1
