@@ -18,7 +18,7 @@ from deploy.cli.stored_models import ago, size_text
 from deploy.launcher.child_command import CliError
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser
-from worker.kv_cache.store_file import TEMPORARY, Disk, Head, Unusable
+from worker.kv_cache.store_file import TEMPORARY, Disk, Head, Unusable, packed_head
 from worker.kv_cache.store_tier import PAGES, PINNED, STATE, TOKEN, Tier, check_folder
 
 DIGITS = 12
@@ -166,13 +166,26 @@ def _export(folder: Path, name: str, file: str) -> None:
     if not prefix.whole:
         raise CliError(f"{name}: a file of its beginning is missing, so that no server could use it", 1)
     target = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with open(target, "wb") as out, tarfile.open(fileobj=out, mode="w") as archive:
-        for number, one in enumerate(reversed(prefix.files)):
-            data = one.path.read_bytes()
-            member = tarfile.TarInfo(f"{number:06}")
-            member.size, member.mode = len(data), 0o600
-            archive.addfile(member, BytesIO(data))
+    try:
+        with open(target, "wb") as out, tarfile.open(fileobj=out, mode="w") as archive:
+            for number, one in enumerate(reversed(prefix.files)):
+                data = _whole(one)
+                member = tarfile.TarInfo(f"{number:06}")
+                member.size, member.mode = len(data), 0o600
+                archive.addfile(member, BytesIO(data))
+    except BaseException:
+        os.unlink(file)
+        raise
     print(f"{prefix.files[0].head.tokens} tokens of {prefix.files[0].head.fingerprint} are in {file}")
+
+
+def _whole(one: Stored) -> bytes:
+    """Returns all bytes of a file, after they were checked. Raises CliError."""
+    try:
+        head, payload = Disk().read(one.path, one.head.space, one.head.digest)
+    except Unusable as problem:
+        raise CliError(f"{one.path} is {problem}, so that no server could use it", 1) from None
+    return packed_head(head) + payload.tobytes()
 
 
 def _import(folder: Path, file: str) -> None:

@@ -14,6 +14,7 @@ from deploy.launcher.child import Backoff, Child, ChildSpec, watch_children
 from deploy.launcher.console import Console
 from shared.heartbeat import StopRequests
 
+KILLED_S = 5.0  # a killed process ends at once, unless it waits in the system for a disk
 PERMANENT_FAILURES = (2, 3)  # exit codes that a restart does not cure: bad settings, an unsupported model
 
 
@@ -179,7 +180,13 @@ class Supervisor:
         if late:
             self._console.print(f"sluice: some processes did not end within {self._stop_timeout:g} s, killing them")
             self.kill()
-        return list(await asyncio.gather(*tasks.values()))
+            _, late = await asyncio.wait(late, timeout=KILLED_S)
+        for child in [child for child, task in tasks.items() if task in late]:
+            self._console.print(
+                f"sluice: {child.spec.name} is killed, and the system has not ended it yet, as when a disk hangs: not "
+                "waiting for it"
+            )
+        return [1 if task in late else task.result() for task in tasks.values()]
 
     def kill(self) -> None:
         """Kills all children without restarting any."""

@@ -122,7 +122,7 @@ def tiers_of(store: "KvStore") -> tuple[KVStoreTier, ...]:
         counts = tier.counts
         found.append(
             KVStoreTier(
-                str(tier.folder), tier.usable, tier.limit, counts.nbytes, counts.hits, counts.misses, counts.tokens,
+                str(tier.folder), tier.writable, tier.limit, counts.nbytes, counts.hits, counts.misses, counts.tokens,
                 counts.read_bytes, counts.read_s, counts.written, counts.written_bytes, counts.written_s,
                 counts.evictions, counts.dropped, counts.failures, counts.vanished, **counts.unusable,
             )

@@ -135,7 +135,7 @@ class KvStore:
     def wants(self, digest: bytes, kind: bytes) -> bool:
         """Whether a file should be written, as far as is known. Costs no system call."""
         return kind + digest not in self._written and any(
-            tier.usable and writer.takes(0) for tier, writer in zip(self.tiers, self._writers, strict=True)
+            tier.writable and writer.takes(0) for tier, writer in zip(self.tiers, self._writers, strict=True)
         )
 
     def write(self, run: Run, data: HostBytes, keep_s: int = 0) -> None:
@@ -143,7 +143,7 @@ class KvStore:
         self.remember(run.digest, run.kind)
         until = _until(keep_s)
         for tier, writer in zip(self.tiers, self._writers, strict=True):
-            if tier.usable and writer.takes(data.nbytes):
+            if tier.writable and writer.takes(data.nbytes):
                 writer.do(partial(self._write, tier, tier.token, run, data, until), data.nbytes)
             else:
                 tier.counts.dropped += 1
@@ -159,12 +159,12 @@ class KvStore:
     def flush(self) -> Callable[[], bool]:
         """Returns a function that says whether a tier has written all that it was given until now.
 
-        Tiers that cannot be used now do not count: if there are only these, there is nothing to wait for. The loop is
-        woken when the answer changes.
+        Tiers that cannot be written to now do not count: if there are only these, there is nothing to wait for. The
+        loop is woken when the answer changes.
         """
         written = []
         for writer, tier in zip(self._writers, self.tiers, strict=True):
-            if tier.usable:
+            if tier.writable:
                 written.append(event := threading.Event())
                 writer.do(partial(self._flushed, event))
         return lambda: not written or any([event.is_set() for event in written])
@@ -189,7 +189,7 @@ class KvStore:
         """
         until = _until(keep_s)
         for writer, tier in zip(self._writers, self.tiers, strict=True):
-            if tier.usable and writer.is_idle:
+            if tier.writable and writer.is_idle:
                 writer.do(partial(self._touch, tier, tuple(files), until))
 
     @property
@@ -238,13 +238,16 @@ class KvStore:
         return all([writer.is_idle for writer in self._writers])
 
     def close(self, timeout: float = 5.0) -> None:
-        """Waits until what is queued is written, but no longer than `timeout` seconds."""
+        """Waits until what is queued is written: no longer than `timeout` seconds, and not for a disk that hangs."""
         self._stop = True
         with self._asked_any:
             self._asked_any.notify_all()
-        until = time.monotonic() + timeout
         for writer in self._writers:
-            writer.close(max(0.0, until - time.monotonic()))
+            writer.end()
+        until = time.monotonic() + timeout
+        for writer, tier in zip(self._writers, self.tiers, strict=True):
+            while not writer.has_ended(0.1) and time.monotonic() < until and not tier.hangs:
+                pass
 
     # writing
 
@@ -259,7 +262,7 @@ class KvStore:
 
     def _touch(self, tier: Tier, files: tuple[tuple[bytes, bytes], ...], until: float) -> None:
         for digest, kind in files:
-            if not tier.usable:
+            if not tier.writable:
                 return
             if not tier.used(digest, kind, until):
                 self._forget(digest, kind)  # the next sequence that finds it in memory writes it again
@@ -271,7 +274,7 @@ class KvStore:
         for tier, writer in zip(self.tiers, self._writers, strict=True):
             if tier is source:
                 return
-            if tier.usable and writer.takes(data.nbytes):
+            if tier.writable and writer.takes(data.nbytes):
                 writer.do(partial(self._write, tier, tier.token, run, data), data.nbytes)
 
     def _reset(self, index: int, nonce: int) -> None:
@@ -483,7 +486,7 @@ def _head(tier: Tier, fetch: Fetch, one: _File) -> Head | None:
 def _swept(tier: Tier) -> None:
     """Looks at a folder for the first time: what it holds, and what is too much. Never raises."""
     try:
-        with tier.operation():
+        with tier.operation(writes=True):
             tier.keep_size()
     except OSError:
         pass
@@ -518,12 +521,16 @@ class _Worker:
                 self._jobs.append((job, nbytes))
             self._any.notify()
 
-    def close(self, timeout: float) -> None:
-        """Ends the thread when all jobs are done, and waits for that at most `timeout` seconds."""
+    def end(self) -> None:
+        """Ends the thread when all jobs are done."""
         with self._any:
             self._closed = True
             self._any.notify()
+
+    def has_ended(self, timeout: float) -> bool:
+        """Waits for the end of the thread, at most `timeout` seconds, and returns whether it came."""
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         if hasattr(os, "setpriority"):

@@ -7,8 +7,10 @@ A file holds a run of consecutive pages of one prefix, which end with the page t
 every byte before it uses one: a file that was cut off, damaged, or written for another model is as good as absent.
 """
 
+import errno
 import os
 import re
+import stat
 import struct
 import time
 import zlib
@@ -95,7 +97,7 @@ class Disk:
 
     def read_head(self, path: Path) -> Head:
         """Returns the header of a file. Raises FileNotFoundError, another OSError, or Unusable."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _opened(path)
         try:
             return read_head(fd)[0]
         finally:
@@ -106,7 +108,7 @@ class Disk:
 
         Raises FileNotFoundError, another OSError, or Unusable, also if the file has other contents than asked for.
         """
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = _opened(path)
         try:
             head, begin = read_head(fd)
             if head.space != space or head.digest != digest:
@@ -136,8 +138,8 @@ class Disk:
                 for piece in _pieces(memoryview(whole)):
                     while piece:
                         piece = piece[os.write(fd, piece) :]
-            os.close(fd)
-            fd = -1
+            whole_fd, fd = fd, -1
+            os.close(whole_fd)  # may fail, too: some disks say only now that they are full
             os.rename(temporary, path)
         except BaseException:
             if fd >= 0:
@@ -158,14 +160,14 @@ class Disk:
 
     def exists(self, path: Path) -> bool:
         try:
-            os.stat(path)
+            os.stat(path, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
 
     def text(self, path: Path) -> bytes:
-        """Returns the first bytes of a small file. Raises FileNotFoundError, or another OSError."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        """Returns the first bytes of a small file. Raises FileNotFoundError, another OSError, or Unusable."""
+        fd = _opened(path)
         try:
             return os.read(fd, 4096)
         finally:
@@ -176,24 +178,45 @@ class Disk:
 
         A file that counts as used for longer stays so. Raises OSError.
         """
-        latest = max(until, os.stat(path).st_mtime)
-        os.utime(path, (latest, latest) if latest > time.time() else None)
+        latest = max(until, os.stat(path, follow_symlinks=False).st_mtime)
+        os.utime(path, (latest, latest) if latest > time.time() else None, follow_symlinks=False)
 
     def remove(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        """Removes a file, or an empty folder in its place. Raises OSError."""
+        try:
+            path.unlink(missing_ok=True)
+        except (IsADirectoryError, PermissionError):  # systems differ in what they say of a folder
+            path.rmdir()
 
     def files(self, folder: Path) -> Iterator[tuple[Path, int, float]]:
         """Yields (path, bytes, seconds since 1970 of its last use) of each file of a store, and of no other file."""
         for shard in os.scandir(folder):
             if SHARD.fullmatch(shard.name) and shard.is_dir(follow_symlinks=False):
                 for entry in os.scandir(shard):
-                    if not NAME.match(entry.name):
+                    if not NAME.match(entry.name) or entry.is_dir(follow_symlinks=False):
                         continue
                     try:
                         found = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:  # another process has removed it
                         continue
                     yield Path(entry.path), found.st_size, found.st_mtime
+
+
+def _opened(path: Path) -> int:
+    """Opens a file to read it, and never waits for another process, as a pipe does.
+
+    Raises FileNotFoundError, another OSError, or Unusable for what is no file: a link, a folder, a pipe, a device.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise Unusable(FOREIGN) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise Unusable(FOREIGN)
+    return fd
 
 
 def _pieces(data: memoryview) -> Iterator[memoryview]:

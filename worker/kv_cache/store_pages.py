@@ -5,7 +5,10 @@ how the bits lie in memory.
 """
 
 import json
-from collections.abc import Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -16,6 +19,7 @@ from worker.kv_cache.tensors import KVCache
 from worker.ops.paged_kv import k_is_transposed, v_is_paired
 
 BLOCK_TOKENS = 256  # a file of the store has the pages of so many tokens; a prefix is found in such steps
+KEPT_BYTES = 64 << 20  # memory for copies of pages that is kept to be used again
 
 
 class HostBytes:
@@ -41,6 +45,31 @@ class HostBytes:
         return self._data
 
 
+class Buffers:
+    """Memory for copies of pages, which is used again when a copy is written: the system takes six times as long to
+    give a process new memory as the copy takes.
+
+    sizes: bytes of the memory's pieces, ascending; a larger copy gets memory of its own
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._free: list[tuple[int, deque[Tensor]]] = [(size, deque()) for size in sizes]
+
+    def copied(self, nbytes: int, copy: Callable[[Tensor], object]) -> HostBytes:
+        """Has `copy` fill uint8 [nbytes] on the host. Only the compute loop's thread may call it."""
+        size, free = next((one for one in self._free if one[0] >= nbytes), (nbytes, deque[Tensor]()))
+        buffer = free.popleft() if free else torch.empty(size, dtype=torch.uint8)
+        copy(buffer[:nbytes])
+        data = HostBytes(buffer[:nbytes])
+        weakref.finalize(data, _give_back, free, buffer).atexit = False  # in the thread that drops the last reference
+        return data
+
+
+def _give_back(free: deque[Tensor], buffer: Tensor) -> None:
+    if len(free) * buffer.numel() < KEPT_BYTES:
+        free.append(buffer)
+
+
 class StoredPages:
     """The pages and states of a cache as bytes. Only the compute loop's thread may call gather() and scatter().
 
@@ -60,6 +89,8 @@ class StoredPages:
         self.state_bytes = sum(part.shape[1] for part in self._states)
         # between two states that are kept, so that states take no more room than the pages between them
         self.state_every = self.state_bytes * cache.page_size // max(1, sum(self.page_bytes))  # tokens
+        whole = (0,) * len(self.windows)
+        self._buffers = Buffers(sorted({self.nbytes(self.block, whole, state=state) for state in (False, True)}))
         self.space = blake2b(_layout(cache, fingerprint, self.block), digest_size=32).digest()
 
     def nbytes(self, pages: int, absent: Sequence[int], *, state: bool) -> int:
@@ -73,7 +104,13 @@ class StoredPages:
         A part of a layer's tensor is [layer of the group, page, bytes of a page]: all layers of a page, page by page.
         """
         sizes = [len(own) * each for own, each in zip(pages, self.page_bytes, strict=True)]
-        data = torch.empty(sum(sizes) + (slot is not None) * self.state_bytes, dtype=torch.uint8, device=self._device)
+        nbytes, copy = sum(sizes) + (slot is not None) * self.state_bytes, partial(self._copy, pages, slot)
+        if self._device.type == "cpu":
+            return self._buffers.copied(nbytes, copy)
+        copy(data := torch.empty(nbytes, dtype=torch.uint8, device=self._device))
+        return HostBytes(data)
+
+    def _copy(self, pages: Sequence[Sequence[int]], slot: int | None, data: Tensor) -> None:
         begin = 0
         for tensors, own in zip(self._groups, pages, strict=True):
             index = torch.tensor(list(own), dtype=torch.int64, device=self._device)
@@ -84,7 +121,6 @@ class StoredPages:
                 begin += rows.numel()
         if slot is not None:
             torch.cat([part[slot] for part in self._states], out=data[begin:])
-        return HostBytes(data)
 
     def split(self, payload: Tensor, pages: int, absent: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """Returns the bytes of each group, and those of the state. payload: uint8 [bytes] as gather() makes it"""

@@ -38,6 +38,7 @@ WARN_S = 60.0  # between two warnings of a tier
 STALE_S = 600.0  # files that were being written, and were not touched for so long, are removed
 SWEEP_S = 60.0  # between two looks at the whole folder, in which other processes write, too
 ROOM = 0.05  # the janitor makes this share of the limit free
+WITHOUT, WITHOUT_WRITING = "requests are computed without it", "nothing is written there"
 KEPT = 0.5  # the most of the limit that files take which requests want to be kept
 
 
@@ -93,28 +94,41 @@ class Tier:
         self.token = b""  # as of the last time that it was read; b"": not known yet
         self.reset_to = b""  # the token that this process wants to replace it by; b"": none
         self._space, self._disk, self._clock = space, disk, clock
-        self._paused_until = 0.0
+        self._paused_until = self._full_until = 0.0
         self._warned = -WARN_S
         self._swept = -SWEEP_S
         self._lock = threading.Lock()
         self._doing: dict[int, float] = {}  # thread → since when it is in an operation
 
     @property
-    def usable(self) -> bool:
-        """Whether the tier neither failed a moment ago nor hangs. The loop and threads may ask."""
+    def hangs(self) -> bool:
+        """Whether an operation takes too long. The loop and threads may ask, as of the next two."""
         now = self._clock()
-        if any([now - since > HUNG_S for since in tuple(self._doing.values())]):
+        return any([now - since > HUNG_S for since in tuple(self._doing.values())])
+
+    @property
+    def usable(self) -> bool:
+        """Whether files can be read: the tier neither failed a moment ago nor hangs."""
+        if self.hangs:
             self._warn(f"the disk hangs for more than {HUNG_S:g} s")
             return False
-        return now >= self._paused_until and not self.reset_to
+        return self._clock() >= self._paused_until and not self.reset_to
+
+    @property
+    def writable(self) -> bool:
+        """Whether files can be read and written. A full or read-only disk can still be read."""
+        return self.usable and self._clock() >= self._full_until
 
     def path(self, digest: bytes, kind: bytes, token: bytes = b"") -> Path:
         name = blake2b(kind + digest, key=token or self.token, digest_size=NAME_BYTES, person=b"sluice-kv").hexdigest()
         return self.folder / name[:2] / name[2:]
 
     @contextmanager
-    def operation(self) -> Iterator[None]:
-        """Runs an operation: notices that it hangs, and pauses the tier if the system refuses it (OSError)."""
+    def operation(self, *, writes: bool = False) -> Iterator[None]:
+        """Runs an operation: notices that it hangs, and pauses the tier if the system refuses it (OSError).
+
+        writes: it changes files, so that only such operations are paused
+        """
         thread = threading.get_ident()
         self._doing[thread] = self._clock()
         try:
@@ -123,17 +137,21 @@ class Tier:
             raise
         except OSError as error:
             self.counts.failures += 1
-            self._paused_until = self._clock() + PAUSE_S
-            self._warn(error.strerror or str(error))
+            until = self._clock() + PAUSE_S
+            if writes:
+                self._full_until = until
+            else:
+                self._paused_until = until
+            self._warn(error.strerror or str(error), WITHOUT_WRITING if writes else WITHOUT)
             raise
         finally:
             del self._doing[thread]
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, text: str, meanwhile: str = WITHOUT) -> None:
         now = self._clock()
         if now - self._warned >= WARN_S:
             self._warned = now
-            log.warning("--kv-store %s: %s; requests are computed without it for now", self.folder, text)
+            log.warning("--kv-store %s: %s; %s for now", self.folder, text, meanwhile)
 
     # the token
 
@@ -165,6 +183,8 @@ class Tier:
         except FileNotFoundError:
             self._disk.create(path, os.urandom(TOKEN_BYTES))
             return self._disk.text(path)
+        except Unusable:
+            found = b""
         if len(found) != TOKEN_BYTES:  # it is damaged: what it named is lost
             self._disk.write(path, (os.urandom(TOKEN_BYTES),))
             found = self._disk.text(path)
@@ -201,6 +221,8 @@ class Tier:
         try:
             with self.operation():
                 head, payload = self._disk.read(path, self._space, digest)
+                with suppress(OSError):
+                    self._disk.used(path)
         except FileNotFoundError:
             self.counts.vanished += 1
             return None
@@ -212,14 +234,12 @@ class Tier:
             self.counts.tokens += tokens
             self.counts.read_bytes += payload.nbytes
             self.counts.read_s += time.perf_counter() - began
-        with suppress(OSError):
-            self._disk.used(path)
         return head, payload
 
     def _spoiled(self, path: Path, problem: Unusable) -> None:
         """Counts a file that cannot be used, and removes it, so that a good one can take its place."""
         self.counts.unusable[problem.kind] += 1
-        with suppress(OSError):
+        with self.operation(), suppress(OSError):
             self._disk.remove(path)
 
     def used(self, digest: bytes, kind: bytes, until: float = 0.0) -> bool:
@@ -228,7 +248,7 @@ class Tier:
         until: see Disk.used
         """
         try:
-            with self.operation():
+            with self.operation(writes=True):
                 self._disk.used(self.path(digest, kind), until)
         except FileNotFoundError:
             return False
@@ -245,11 +265,11 @@ class Tier:
         until: see Disk.used
         """
         counts, began, nbytes = self.counts, time.perf_counter(), sum(map(len, pieces))
-        if not self.usable or not token or self.refresh() != token or nbytes > self.limit * (1 - ROOM):
+        if not self.writable or not token or self.refresh() != token or nbytes > self.limit * (1 - ROOM):
             counts.dropped += 1
             return False
         try:
-            with self.operation():
+            with self.operation(writes=True):
                 path = self.path(digest, kind, token)
                 if self._disk.exists(path):
                     self._disk.used(path, until)
@@ -289,7 +309,7 @@ class Tier:
             if path.name.endswith(PINNED):
                 pinned.add(path.name.removesuffix(PINNED))
             elif not path.name.endswith(TEMPORARY):
-                found.append((used, nbytes, path))
+                found.append((used if nbytes <= self.limit else 0.0, nbytes, path))  # else it leaves no room for others
                 total += nbytes
             elif time.time() - used > STALE_S:
                 self._disk.remove(path)
@@ -318,7 +338,7 @@ class Tier:
 
     def empty(self) -> None:
         """Removes all files, which nobody can find any more. Never raises."""
-        with suppress(OSError), self.operation():
+        with suppress(OSError), self.operation(writes=True):
             for path, _, _ in self._disk.files(self.folder):
                 self._disk.remove(path)
             self.counts.nbytes = 0

@@ -1,5 +1,6 @@
 """Tests of deploy/cli/kv_cache.py."""
 
+import os
 import zlib
 from pathlib import Path
 
@@ -67,6 +68,23 @@ def test_damaged_export_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="damaged: corrupted"):
         cache(["import", str(tmp_path / "other"), str(file)])
     assert prefixes(tmp_path / "other") == []
+
+
+def test_damaged_file_is_not_exported(tmp_path: Path) -> None:
+    tier = stored(tmp_path / "kv", digest("a"), digest("b"))
+    path = tier.path(digest("b"), PAGES)
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(CliError, match="is corrupted"):
+        cache(["export", str(tmp_path / "kv"), "62", str(tmp_path / "file")])
+    assert not (tmp_path / "file").exists()
+
+
+def test_pipe_among_the_files_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tier = stored(tmp_path / "kv", digest("a"), digest("b"))
+    tier.path(digest("b"), PAGES).unlink()
+    os.mkfifo(tier.path(digest("b"), PAGES))
+    cache(["list", str(tmp_path / "kv")])
+    assert "616161616161" in capsys.readouterr().out
 
 
 def test_pinned_prefix_survives_the_janitor_until_it_is_unpinned(tmp_path: Path) -> None:

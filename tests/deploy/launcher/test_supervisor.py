@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launcher.child import ChildSpec
+from deploy.launcher import supervisor
+from deploy.launcher.child import Child, ChildSpec
 from deploy.launcher.watchdog import Timeouts, Watchdog
 from shared import heartbeat
 from shared.heartbeat import Heartbeat
@@ -77,6 +78,20 @@ async def test_child_that_ignores_sigterm_is_killed_after_the_timeout() -> None:
         run.supervisor.request_stop()
         assert await run.result() == 1
         assert "killing" in run.text
+
+
+async def test_killed_child_that_the_system_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a thread of the child waits for a disk that hangs: SIGKILL has no effect before the disk answers."""
+    monkeypatch.setattr(supervisor, "KILLED_S", 0.05)
+    async with running(script("worker", STUBBORN), stop_timeout=0.1) as run:
+        await run.until("up")
+        with monkeypatch.context() as patch:
+            patch.setattr(Child, "kill", lambda child: None)
+            run.supervisor.request_stop()
+            assert await run.result() == 1
+        assert "worker is killed, and the system has not ended it yet" in run.text
+        run.supervisor.kill()
+        await asyncio.wait(run.supervisor._tasks.values())
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])

@@ -19,6 +19,7 @@ from shared.config.declaration import ConfigError
 from tests.checkpoints import Checkpoints
 from tests.patience import PATIENCE_S
 from tests.worker.kv_cache.store_harness import BLOCK, PAGE, PROMPT, Answer, Process, files, prompt_of
+from tests.worker.kv_cache.test_store_file import ODD
 from worker.kv_cache import store_tier
 from worker.kv_cache.store_file import TEMPORARY, Disk, Head
 from worker.kv_cache.store_tier import PINNED, TOKEN, check_folder
@@ -83,6 +84,47 @@ def test_files_under_each_others_names_and_cut_files_are_not_used(start: Start, 
     assert process.store is not None and process.store.tiers[0].counts.unusable["torn"] > 0
 
 
+@pytest.mark.parametrize("kind", ODD)
+def test_what_lies_in_the_place_of_files_costs_time_only(
+    start: Start, alone: Answer, tmp_path: Path, kind: str
+) -> None:
+    start().answer(prompt_of())
+    good = {path: path.read_bytes() for path in files(tmp_path / "kv")}
+    (tmp_path / "good").write_bytes(next(iter(good.values())))
+    odd = list(good)[::3]
+    for path in odd:
+        path.unlink()
+        ODD[kind](path, tmp_path / "good")
+    process = start()
+    for _ in range(len(odd) + 1):  # each answer comes to one of them, which is then written again
+        found = process.answer(prompt_of())
+        assert found.equals(alone)
+        process.forget()
+    assert process.store is not None
+    (tier,) = process.store.tiers
+    assert tier.writable and not tier.counts.failures
+    if kind != "a folder with a file":  # which nobody removes
+        assert found.cached == IN_BLOCKS
+        assert {path: path.read_bytes() for path in files(tmp_path / "kv")} == good
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_lies_in_the_place_of_the_token_finds_nothing(
+    start: Start, alone: Answer, tmp_path: Path, kind: str
+) -> None:
+    process = start()
+    process.answer(prompt_of())
+    process.close()
+    token = tmp_path / "kv" / TOKEN
+    token.rename(tmp_path / "good")
+    ODD[kind](token, tmp_path / "good")
+    process = start()
+    assert process.answer(prompt_of()).equals(alone)
+    process.forget()
+    found = process.answer(prompt_of())
+    assert found.equals(alone) and found.cached == (0 if "folder" in kind else IN_BLOCKS)
+
+
 def test_token_with_a_changed_byte_finds_nothing(start: Start, alone: Answer, tmp_path: Path) -> None:
     start().answer(prompt_of())
     token = (tmp_path / "kv" / TOKEN).read_bytes()
@@ -141,17 +183,24 @@ def test_full_and_read_only_disks_lose_no_request(
         process.forget()
         assert process.answer(prompt_of()).equals(alone)
     own = [record.message for record in caplog.records if record.name == "sluice.kv_store"]
-    assert len(own) == 1 and own[0].endswith("without it for now")
+    assert len(own) == 1 and own[0].endswith("nothing is written there for now")
     assert process.store is not None
     counts = process.store.tiers[0].counts
     assert counts.failures >= 1 and counts.written == 0 and counts.dropped >= 1
 
 
-def test_read_only_disk_is_still_read(start: Start, alone: Answer) -> None:
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
+def test_disk_that_cannot_be_written_to_is_still_read(start: Start, alone: Answer, error: int) -> None:
     start().answer(prompt_of())
-    process = with_disk(start(), Faulty(errno.EROFS, reads=False, writes=True))
-    found = process.answer(prompt_of())
-    assert found.equals(alone) and found.cached == IN_BLOCKS
+    process = with_disk(start(), Faulty(error, reads=False, writes=True))
+    for seed in (4, 5):
+        found = process.answer(prompt_of())
+        assert found.equals(alone) and found.cached == IN_BLOCKS
+        process.answer(prompt_of(seed=seed))  # writing it fails
+        process.forget()
+        assert process.store is not None
+        (tier,) = process.store.tiers
+        assert tier.usable and not tier.writable and tier.counts.failures == 1, "it is tried again after a while only"
 
 
 def test_failing_reads_are_computed(start: Start, alone: Answer) -> None:
@@ -248,6 +297,35 @@ def test_write_that_hangs_loses_nothing(
     assert not list(tmp_path.glob(f"kv/*/*{TEMPORARY}")), "nothing torn is left"
     found = start().answer(prompt_of())
     assert found.equals(alone) and found.cached == IN_BLOCKS
+
+
+def test_store_is_closed_while_a_disk_hangs(
+    start: Start, alone: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no disk that hangs already, and what the other folder was given is written."""
+    monkeypatch.setattr(store_tier, "HUNG_S", 0.02)
+    process, stuck = start(tmp_path / "stuck", tmp_path / "kv"), threading.Event()
+    process.settle()
+    assert process.store is not None
+    first, second = process.store.tiers
+
+    def hang() -> None:
+        with first.operation():
+            stuck.wait(PATIENCE_S)
+
+    process.store._writers[0].do(hang)
+    until = time.monotonic() + PATIENCE_S
+    while first.usable:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    gate = threading.Event()
+    process.store._writers[1].do(lambda: gate.wait(PATIENCE_S))
+    assert process.answers([process.sequence(prompt_of())])[0].equals(alone)
+    threading.Timer(0.2, gate.set).start()
+    process.store.close(timeout=PATIENCE_S)
+    assert process.store._writers[1].has_ended(0) and second.counts.written == IN_BLOCKS // (PAGE * BLOCK)
+    assert not process.store._writers[0].has_ended(0)
+    stuck.set()
 
 
 class Held(Disk):
@@ -475,6 +553,20 @@ def test_prefix_in_memory_is_kept_and_written_again_if_it_is_gone(start: Start, 
     assert all(path.stat().st_mtime > 1 for path in found[1:]), "they were used"
     process.answer(prompt_of())
     assert found[0].exists()
+
+
+def test_memory_of_copies_is_used_again_when_they_are_written(start: Start) -> None:
+    process = start()
+    assert process.store is not None
+    pages = process.store.pages
+    own = [list(range(1, BLOCK + 1)) for _ in pages.windows]
+    first = pages.gather(own)
+    place, data = first.read().data_ptr(), first.read().clone()
+    second = pages.gather(own)
+    assert second.read().data_ptr() != place, "the first copy is still in use"
+    del first
+    third = pages.gather(own)
+    assert third.read().data_ptr() == place and third.read().equal(data)
 
 
 def test_slow_store_is_not_waited_for(start: Start, alone: Answer) -> None:

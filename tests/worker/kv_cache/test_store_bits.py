@@ -17,6 +17,9 @@ KINDS = {  # kind of model → settings
     "llama in eight bits": {"kv_cache_dtype": "int8"},
     "llama in fp8": {"kv_cache_dtype": "fp8"},
     "llama in four bits": {"kv_cache_dtype": "int4"},
+    "qwen2 in eight bits": {"kv_cache_dtype": "int8"},  # keys without their centre
+    "gemma3 in four bits": {"kv_cache_dtype": "int4"},
+    "qwen3_5 in eight bits": {"kv_cache_dtype": "int8"},
     "deepseek-v3 in eight bits": {"kv_cache_dtype": "int8"},
 }
 

@@ -1,11 +1,14 @@
 """A file of the K/V store is used only if every byte of it is right."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,53 @@ def test_no_file_that_was_cut_off_or_grew_is_used(tmp_path: Path) -> None:
     path.write_bytes(good + b"\0")
     with pytest.raises(Unusable, match="torn"):
         Disk().read(path, SPACE, DIGEST)
+
+
+ODD: dict[str, Callable[[Path, Path], object]] = {  # what may lie where a file should be → makes it, given a good file
+    "a link to a good file": lambda path, good: path.symlink_to(good),
+    "a link to itself": lambda path, good: path.symlink_to(path),
+    "a link to nothing": lambda path, good: path.symlink_to(good / "nothing"),
+    "a pipe": lambda path, good: os.mkfifo(path),
+    "a folder": lambda path, good: path.mkdir(),
+    "a folder with a file": lambda path, good: (path / "below").mkdir(parents=True),
+    "an empty file": lambda path, good: path.touch(),
+    "ten GB of zeros": lambda path, good: (path.touch(), os.truncate(path, 10 << 30)),
+    "ten GB behind a good file": lambda path, good: (path.write_bytes(good.read_bytes()), os.truncate(path, 10 << 30)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_file_of_the_store_is_not_waited_for_and_not_used(tmp_path: Path, kind: str) -> None:
+    written(tmp_path / "good")
+    path = tmp_path / "kv" / "ab" / ("0" * 38)
+    path.parent.mkdir(parents=True)
+    ODD[kind](path, tmp_path / "good")
+    disk = Disk()
+    for read in (partial(disk.read, path, SPACE, DIGEST), partial(disk.text, path)):
+        if kind not in ("an empty file", "ten GB of zeros", "ten GB behind a good file") or read.func == disk.read:
+            with pytest.raises(Unusable, match=r"foreign|torn"):
+                read()
+    listed = [found for found, _, _ in disk.files(tmp_path / "kv")]
+    assert listed == ([] if "folder" in kind else [path])
+    if kind == "a folder with a file":
+        with pytest.raises(OSError, match="not empty"):
+            disk.remove(path)
+        return
+    disk.remove(path)
+    assert not os.path.lexists(path) and (tmp_path / "good").exists()
+
+
+def test_file_that_cannot_be_closed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.ENOSPC, "a simulated fault")
+
+    close = os.close
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", full)
+        with pytest.raises(OSError, match="simulated"):
+            written(tmp_path / "file")
+    assert not list(tmp_path.iterdir())
 
 
 def test_file_of_another_model_or_prefix_is_foreign(tmp_path: Path) -> None:
