@@ -108,7 +108,7 @@ def trials(
         found.append(Trial("threads", tuple({"threads": count} for count in fewer)))
         if goal != "memory":
             found.append(Trial("speculation", ({"speculation": "off"},)))
-            if few_bits(given):  # else it has no effect
+            if has_low_bit_weights(given):  # else it has no effect
                 found.append(Trial("inputs", ({"activations": "int8"},), changes=True))
     if goal == "throughput":
         sizes = (256, 1024) if not on_gpu else (1024, 4096)
@@ -135,7 +135,7 @@ def trials(
     ]
 
 
-def few_bits(given: Settings) -> bool:
+def has_low_bit_weights(given: Settings) -> bool:
     """Whether the weights have few bits, so that their inputs can have, too, as far as the flags tell."""
     return given.model.model.endswith(".gguf") or given.worker.quantization not in ("auto", "none")
 
