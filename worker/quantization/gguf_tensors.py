@@ -485,7 +485,7 @@ NAMES: Mapping[str, TowerNames] = {
         _merger("linear_fc1", "linear_fc2"),
     ),
 }  # fmt: skip
-OF_TEXT = ("v.token_embd.img_break",)  # tensors of the text model: a copy of a row of its embedding
+OF_TEXT = ("v.token_embd.img_break",)  # copies of rows of the text model's embedding, which has them anyway
 BEHIND_LAYERS = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}  # connectors of Qwen3-VL ("deepstack")
 TOWER_LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(.+)")
 STACKED = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(.+)")
