@@ -16,7 +16,7 @@ PRODUCT = ("frontend", "worker", "shared", "deploy")
 # Files of other projects that comments name.
 FOREIGN = {"convert_lora_to_gguf.py", "vllm/distributed/kv_events.py"}
 FILE = re.compile(r"(?<![\w/.:{<>*-])((?:\w+/)*\w+\.(?:py|c|h))\b")
-FOLDER = re.compile(r"\(((?:\w+/)+\w+)\)")  # alone in parentheses: elsewhere a slash also separates words
+FOLDER = re.compile(r"\(((?:[a-z_]+/)+[a-z_]+)\)")  # alone in parentheses: elsewhere a slash also separates words
 C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -55,8 +55,8 @@ def missing(path: Path, known: set[str]) -> list[str]:
 
 
 def ends(names: list[str], top: str) -> set[str]:
-    """Returns the ends of the paths in `top` and in `shared`, such as x.py and engine/x.py, and all whole paths, those of
-    folders included.
+    """Returns the ends of the paths in `top` and in `shared`, such as x.py and engine/x.py, and all whole paths, of
+    files and of folders.
     """
     paths = set(names) | {name.rpartition("/")[0] for name in names}
     near = {path for path in paths if path.split("/")[0] in (top, "shared")}
