@@ -548,7 +548,7 @@ class Keeper:
         return self.device.type == "cpu" and c_library.available(self.dtype)
 
 
-# Opens a checkpoint of any file format as a WeightSource (see stored_weight.py).
+# Opens a checkpoint of any file format as a WeightSource (see worker/checkpoint/stored_weight.py).
 
 # Tensors whose names end like this are not read: rotary tables in old checkpoints, and scales of quantized activations.
 IGNORED = ("rotary_emb.inv_freq",)
