@@ -30,7 +30,9 @@ Activations = Literal["unquantized", "dynamic", "blocks", "other"]
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Describes one table of rotary embeddings. Comments name the kinds that use a field; decoder.py shows how."""
+    """Describes one table of rotary embeddings. Comments name the kinds that use a field; worker/models/decoder.py
+    shows how.
+    """
 
     kind: str  # default, linear, proportional, llama3, yarn or longrope; none: no rotation
     theta: float
