@@ -1,8 +1,8 @@
 """Reads the tensors of a GGUF model by the names and in the layout of a Hugging Face checkpoint.
 
 An index, written by shared/gguf, says where each tensor is. Files are mapped, or read through
-worker/checkpoint/staging.py. Tensors in a block format are copied as bytes. A stored tensor of all experts of a layer is
-read as one tensor for each expert (see worker/checkpoint/checkpoint.py). This works with blocks, too: a row has only
+worker/checkpoint/staging.py. Tensors in a block format are copied as bytes. A stored tensor of all experts of a layer
+is read as one tensor for each expert (see worker/checkpoint/checkpoint.py). This works with blocks, too: a row has only
 whole blocks, so every expert begins with a new block.
 """
 
