@@ -7,7 +7,6 @@ import { follow, listed, stateOf } from "./models.js";
 const $ = (id) => document.getElementById(id);
 const [opener, section, form, said, stop] = ["models", "stock", "pull", "fetched", "unpull"].map($);
 const progress = form.querySelector("progress");
-let drawn = ""; // the rows that the list shows, as JSON
 let fetching = null; // the AbortController of the download that this page waits for
 
 function draw() {
@@ -15,9 +14,7 @@ function draw() {
   opener.hidden = !rows.length;
   if (opener.hidden) show(false);
   form.hidden = !listed.allowsPull;
-  if (section.hidden || drawn === JSON.stringify(rows)) return; // a new button would lose the focus, and a click half made
-  drawn = JSON.stringify(rows);
-  $("shelf").replaceChildren(...rows.map(item));
+  if (!section.hidden) $("shelf").replaceChildren(...rows.map(item));
 }
 
 function item({ id, parent, status }) {
@@ -43,7 +40,6 @@ function button(action, model) {
     made.disabled = true;
     said.textContent = "";
     await post(`models/${action}`, { model }).catch(({ message }) => (said.textContent = message));
-    made.disabled = false;
     follow();
   });
   return made;
