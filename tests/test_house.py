@@ -56,9 +56,9 @@ FORBIDDEN = {
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 543,
+    "product files": 542,
     "folders": 69,
-    "files that serve a chat": 156,
+    "files that serve a chat": 114,
     "files of a chat and the start": 211,
 }
 BARE = 20  # an __init__.py of at most this many lines is a folder's sign, and no file to read

@@ -30,7 +30,9 @@ Activations = Literal["unquantized", "dynamic", "blocks", "other"]
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Describes one table of rotary embeddings. Comments name the kinds that use a field; decoder.py shows how."""
+    """Describes one table of rotary embeddings. Comments name the kinds that use a field; worker/models/decoder.py
+    shows how.
+    """
 
     kind: str  # default, linear, proportional, llama3, yarn or longrope; none: no rotation
     theta: float
@@ -57,7 +59,7 @@ class LayerSpec:
     rope: int  # index into ModelSpec.ropes
     sparse: bool = False  # whether the feed-forward has experts (ModelSpec.experts)
     bare: bool = False  # whether the layer has no feed-forward, only a mixer
-    mixer: str = ATTENTION  # the kind of mixer (model/mixers)
+    mixer: str = ATTENTION  # the kind of mixer: a name of MIXERS, worker/models/layer_kinds.py
     state: RecurrentShape | None = None  # the sizes of the layer's recurrent state; None: the layer has K/V instead
     kv_heads: int = 0  # 0: the same as ModelSpec.kv_heads
     head_dim: int = 0  # 0: the same as ModelSpec.head_dim
@@ -69,7 +71,7 @@ class LayerSpec:
 
     @property
     def feed_forward(self) -> str:
-        """The kind of the feed-forward network (model/feed_forward)."""
+        """The kind of the feed-forward network: a name of FEED_FORWARDS, worker/models/layer_kinds.py."""
         return "none" if self.bare else "experts" if self.sparse else "dense"
 
     @property

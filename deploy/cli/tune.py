@@ -36,13 +36,13 @@ from shared.config.settings import Settings, with_values
 from shared.machine import usable_cores, visible_gpus
 
 MARGIN = 0.03  # a setting that helps less is not worth a line in a file
-SLOWEST = 0.8  # for less memory, so much of the speed must stay
+SLOWEST = 0.8  # with less memory, at least this part of the speed must stay
 ROUNDS = 3
 STREAMS = 8  # at a time, for throughput
 ANSWER = 48  # tokens of an answer
 WORDS = 160  # of a prompt
-KV_PART = {"fp8": 0.55, "int8": 0.6, "int4": 0.45}  # what K/V takes of its 16 bits, with scales, at most
-MEMORY_TOKENS = 8192  # for less memory: so many tokens the K/V pool holds, if the model has so long a context
+KV_PART = {"fp8": 0.55, "int8": 0.6, "int4": 0.45}  # most memory of K/V, scales included, as a part of that in 16 bits
+MEMORY_TOKENS = 8192  # of the K/V pool, with less memory; fewer if the model's context is shorter
 OWN = ("goal", "rounds", "out")
 FLAGS = SERVE_FLAGS
 Setting = Mapping[str, Value]  # values of settings by name
@@ -108,7 +108,7 @@ def trials(
         found.append(Trial("threads", tuple({"threads": count} for count in fewer)))
         if goal != "memory":
             found.append(Trial("speculation", ({"speculation": "off"},)))
-            if few_bits(given):  # else it has no effect
+            if has_low_bit_weights(given):  # else it has no effect
                 found.append(Trial("inputs", ({"activations": "int8"},), changes=True))
     if goal == "throughput":
         sizes = (256, 1024) if not on_gpu else (1024, 4096)
@@ -135,7 +135,7 @@ def trials(
     ]
 
 
-def few_bits(given: Settings) -> bool:
+def has_low_bit_weights(given: Settings) -> bool:
     """Whether the weights have few bits, so that their inputs can have, too, as far as the flags tell."""
     return given.model.model.endswith(".gguf") or given.worker.quantization not in ("auto", "none")
 

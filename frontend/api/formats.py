@@ -74,7 +74,7 @@ class ApiFormat(Protocol):
 
 
 CHAT = "frontend.api.openai.chat"
-LLAMA_CPP = "frontend.api.llama_cpp.output"
+LLAMA_CPP = "frontend.api.llama_cpp.completion"
 API_FORMATS: Modules[ApiFormat] = Modules({  # path of each route that generates text → the module of its format
     "/v1/completions": "frontend.api.openai.completions",
     "/v1/chat/completions": CHAT,
@@ -84,8 +84,8 @@ API_FORMATS: Modules[ApiFormat] = Modules({  # path of each route that generates
     "/v1/messages": "frontend.api.anthropic.messages",
     "/api/chat": "frontend.api.ollama.chat",
     "/api/generate": "frontend.api.ollama.generate",
-    "/completion": "frontend.api.llama_cpp.completion",
-    "/completions": "frontend.api.llama_cpp.completion",
+    "/completion": LLAMA_CPP,
+    "/completions": LLAMA_CPP,
     "/infill": "frontend.api.llama_cpp.infill",
     "/generate": "frontend.api.sglang.generate",
 })  # fmt: skip

@@ -46,7 +46,7 @@ class _TextPart(Protocol):
 
 
 def join_text(content: str | Sequence[_TextPart] | None) -> str:
-    """Returns a message's text, with `PARTED` between its texts (chat_template.py)."""
+    """Returns a message's text, with `PARTED` between its texts (frontend/text/chat_template.py)."""
     if isinstance(content, str):
         return content
     return content[0].text if content and len(content) == 1 else joined([part.text for part in content or ()])

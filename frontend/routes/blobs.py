@@ -129,7 +129,7 @@ class Upload:
         parts = [file.name for file, _, _ in _files(self._folder, PARTS)]
         if len(parts) >= MOST_AT_ONCE or sum(owner in name for name in parts) >= MOST_OF_A_TENANT:
             raise Overloaded(f"{len(parts)} files arrive already: try again later", code="busy", retry_after=RETRY_S)
-        self._check_room(announced)
+        self._check_free(announced)
         self._part = self._folder / f".part-{owner}-{secrets.token_hex(8)}"
         self._file = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +143,7 @@ class Upload:
     def _write(self, data: bytes) -> None:
         if self._size == 0 and not data.startswith(MAGIC):
             raise BadRequest("the file is not in the format GGUF: nothing else can be uploaded", code="not_gguf")
-        self._check_room(len(data))
+        self._check_free(len(data))
         left = memoryview(data)
         while left:
             left = left[os.write(self._file, left) :]
@@ -168,7 +168,7 @@ class Upload:
             os.close(self._file)
             _remove(self._part)
 
-    def _check_room(self, more: int) -> None:
+    def _check_free(self, more: int) -> None:
         used = sum(size for _, size, _ in _files(self._folder, PARTS, WHOLE))
         if used + more > self._most:
             raise TooLarge(

@@ -56,7 +56,7 @@ class RequestModel(
     """The base of all types that a request is decoded into.
 
     IGNORED: the names of fields that have no effect.
-    REFUSED: the names of fields of unsupported features, which may only be null (`because` says why: fields.py).
+    REFUSED: the names of fields of unsupported features, which may only be null (refusal_reasons.py says why).
     ONLY: fields of unsupported features, each with the values that leave the feature off.
     UNKNOWN_TYPE: the error code for an object whose `type` (or other tag) is unknown.
     DEFAULT_TYPE: whether an object without a tag has this type.

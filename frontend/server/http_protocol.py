@@ -92,7 +92,7 @@ def available_connections(connections: int) -> int:
 MAX_PIPELINED = 32  # how many requests of one connection may wait for the current one
 VERSIONS = ("1.0", "1.1")
 MAX_HEADERS = 500  # how many headers one request may have
-CHUNK_SIZE_BYTES = 16  # bytes of a chunk's size line that do not count as received; a longer line has an extension
+CHUNK_SIZE_BYTES = 16  # bytes of a chunk's size line that no limit counts; a line with an extension is longer
 SHUTDOWN = "shutdown"  # why a WebSocket reads no more
 LINGER_S = 1.0  # how long a refused client can read the reason
 

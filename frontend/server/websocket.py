@@ -24,10 +24,10 @@ VERSION = "13"
 ACCEPT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3: shows that the server has read the key
 KEY_BYTES = 16
 MOST_UNREAD = 64 << 10
-# What one client gets of one turn of the event loop, which reads up to 256 KiB of it at once: to unmask and decode them
-# takes a millisecond, and as many empty frames as there may be in them half a second.
+# Most of one client's bytes that one turn of the event loop handles. The loop reads up to 256 KiB at once: to unmask
+# and decode them takes a millisecond, but half a second if they are empty frames.
 MOST_BYTES, MOST_FRAMES = 32 << 10, 16
-DISCARD_S = 0.01  # pause before more of what is ignored is read
+DISCARD_S = 0.01  # pause before more of a message that is ignored is read
 CLOSING_S = 1.0  # how long a client may take to answer a Close
 NORMAL, GOING_AWAY, NOT_TEXT, TOO_SLOW, TOO_LARGE, LATER = 1000, 1001, 1003, 1008, 1009, 1013
 
@@ -76,15 +76,16 @@ class WebSocket:
         self.stopping = ""  # why no further message is read: "limit", "shutdown", or "" if they are
         self._transport, self._flow = transport, flow
         self._wire = Connection(ConnectionType.SERVER)
-        self._data = bytearray()  # of the message that arrives now, what was not read yet
-        self._begun = self._finished = False  # whether a message has begun that was not read to its end, and is whole
-        self._message = self._heard = object()  # the message that arrives now; the last bytes
-        self._pinged = False  # whether a ping waits for bytes of the client
-        self._deaf = False  # whether what comes is the rest of a message that is too large, and ignored
+        self._data = bytearray()  # the part of the current message that has arrived and was not read yet
+        self._begun = False  # whether there is a current message: one that has begun and was not read to its end
+        self._finished = False  # whether the current message has arrived to its end
+        self._message = self._heard = object()  # stand for the current message, and for the last bytes of the client
+        self._pinged = False  # whether a ping was sent, and no byte of the client has arrived since
+        self._deaf = False  # whether the rest of a message that is too large is being ignored
         self._unanswered: Ping | None = None
-        self._raw = bytearray()  # what has arrived, and was not given to `_wire`
-        self._parsed = True  # whether all frames of what was given to it are handled
-        self._goes_on = False  # whether the next turn of the event loop handles more
+        self._raw = bytearray()  # bytes that have arrived and that `_wire` does not have yet
+        self._parsed = True  # whether all frames of the bytes that `_wire` has are handled
+        self._goes_on = False  # whether the next turn of the event loop is to handle more frames
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -233,7 +234,7 @@ class WebSocket:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case CloseConnection():  # the client's, its answer to the server's, or a frame that is none
+            case CloseConnection():  # the client closes, has answered a Close, or has broken the protocol
                 if self._wire.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
                     self._transport.write(self._wire.send(event.response()))
                 self.gone.set()

@@ -43,7 +43,8 @@ from frontend.structured_output.tool_arguments import (
     words,
 )
 
-# The grammar of an output in harmony, in llguidance's Lark. The parser in harmony.py reads all such outputs.
+# The grammar of an output in harmony, in llguidance's Lark. frontend/output_parser/harmony.py
+# reads all such outputs.
 #
 # The whole output is a sequence of messages, each of a kind that the request allows: reasoning, text before a call, a
 # call or the answer at the end. Only content is unconstrained.

@@ -8,8 +8,7 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from frontend.text.indentation import IndentedLines
-from frontend.text.stop_strings import Search, Stops
+from frontend.text.stop_strings import IndentedLines, Search, Stops
 
 PARTIAL = "\udc80"  # stands for the text of a token that must be decoded from its bytes; a lone surrogate is no text
 REPLACEMENT = "\ufffd"

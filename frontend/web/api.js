@@ -16,7 +16,7 @@ export class Failure extends Error {
 const lost = (message) => new Failure(message, { isLost: true });
 
 // Dispatches "changed" when the key changes, and "refused" or "accepted" when a response shows whether the key is
-// valid.
+// valid. A response to an earlier key, which may arrive after the change, says nothing of this one.
 export const access = new EventTarget();
 const tell = (name) => access.dispatchEvent(new Event(name));
 
@@ -38,7 +38,6 @@ function headers() {
 async function refusal(answer) {
   const said = await answer.json().catch(() => null);
   const error = typeof said?.error === "string" ? { message: said.error } : (said?.error ?? {}); // Ollama's routes: a text
-  if (answer.status === 401) tell("refused");
   return new Failure(error.message ?? `the server answered ${answer.status} ${answer.statusText}`, {
     status: answer.status,
     param: error.param,
@@ -48,8 +47,11 @@ async function refusal(answer) {
 }
 
 async function reach(path, options) {
+  const key = apiKey.get();
   try {
-    return await fetch(path, { cache: "no-store", headers: headers(), ...options });
+    const answer = await fetch(path, { cache: "no-store", headers: headers(), ...options });
+    if (answer.status === 401 && key === apiKey.get()) tell("refused");
+    return answer;
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw lost(error.name === "TimeoutError" ? "the server does not answer" : "the server cannot be reached");
@@ -60,9 +62,10 @@ async function reach(path, options) {
 const soon = () => ({ signal: AbortSignal.timeout(PATIENCE_MS) });
 
 export async function get(path) {
+  const key = apiKey.get();
   const answer = await reach(path, soon());
   if (!answer.ok) throw await refusal(answer);
-  if (apiKey.get()) tell("accepted");
+  if (key && key === apiKey.get()) tell("accepted");
   return answer.json();
 }
 

@@ -1,6 +1,6 @@
 // Requests /ready and /stats each second while the page is visible: the state in the header, and the charts.
 
-import { access, get, readiness } from "./api.js";
+import { access, apiKey, get, readiness } from "./api.js";
 import { Chart, WINDOW_MS } from "./chart.js";
 import { Events } from "./events.js";
 import { milliseconds } from "./timing.js";
@@ -61,7 +61,9 @@ export class Live {
   }
 
   async #ask() {
+    const key = apiKey.get();
     const [ready, stats] = await Promise.allSettled([readiness(), this.#shut ? null : get("stats")]);
+    if (key !== apiKey.get()) return; // the change of the key has asked again
     const now = Date.now();
     if (stats.reason) this.#shut = stats.reason.status === 401;
     this.#samples.push({ at: now, stats: stats.value ?? null });

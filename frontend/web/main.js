@@ -73,7 +73,9 @@ for (const [i, name] of names.entries()) {
 
 // Opens the conversation that the address names.
 async function open() {
-  const conversation = current() && (await store.conversation(current()).catch(() => null)); // the sidebar reports the error
+  const id = current();
+  const conversation = id && (await store.conversation(id).catch(() => null)); // the sidebar reports the error
+  if (id !== current()) return; // another conversation was chosen meanwhile
   if (conversation) show(conversation.kind);
   await panels[shown].open(conversation?.id ?? "");
   sidebar.draw();

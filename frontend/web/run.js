@@ -3,7 +3,6 @@
 // The server gives the same bytes for the same request and seed. So if a turn has text from before a reload, the same
 // request is sent again: the new output is compared with this text, and added to the turn from the end of this text on.
 // A server with a store has kept the output, and need not compute it again.
-
 //
 // A run whose connection is lost waits until the server is ready again, and does the same.
 
@@ -22,7 +21,8 @@ export class Run {
   #tries = 0; // since the last new output
   #kept = 0; // when the turn was last given to `keep`
 
-  // `keep(turn, isProgress)` stores the turn: called at its end, and at most every KEEP_EVERY_MS before, as progress.
+  // `keep(turn, isProgress)` stores the turn and returns a promise: called at its end, and at most every KEEP_EVERY_MS
+  // before, as progress.
   constructor(turn, apiFormat, { keep, drawn }) {
     Object.assign(this, { turn, keep, drawn });
     this.#apiFormat = apiFormat;
@@ -33,7 +33,7 @@ export class Run {
     if (this.turn.kept) forget(this.turn.id);
   }
 
-  // Runs the turn to its end. Never throws: the turn's state says whether it is done, stopped or failed.
+  // Runs the turn to its end, and stores it. Never throws: the turn's state says whether it is done, stopped or failed.
   async go() {
     const { turn } = this;
     turn.clock.sent ||= now();
@@ -48,7 +48,7 @@ export class Run {
       if (turn.state === "failed") turn.error = plain(error);
     }
     turn.lost = null;
-    this.#tell(false);
+    await this.#tell(false);
   }
 
   // Returns whether the whole answer was received; false if the connection was lost, and the server is ready again.
@@ -117,8 +117,8 @@ export class Run {
 
   #tell(isProgress) {
     this.drawn(this.turn);
-    if (isProgress && now() - this.#kept < KEEP_EVERY_MS) return;
+    if (isProgress && now() - this.#kept < KEEP_EVERY_MS) return undefined;
     this.#kept = now();
-    this.keep(this.turn, isProgress);
+    return this.keep(this.turn, isProgress);
   }
 }

@@ -32,7 +32,8 @@ export class Runs extends EventTarget {
     store.changes.addEventListener("stop", ({ detail }) => this.#stopOwn(detail.conversation));
   }
 
-  // Returns the turn with this id while this tab runs it, else undefined.
+  // Returns the turn with this id while this tab runs it, until the store has its end; else undefined. So whoever has
+  // read the turn from the store before its end finds the newer one here.
   turn(id) {
     return this.#running.get(id)?.turn;
   }

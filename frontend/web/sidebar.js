@@ -60,27 +60,38 @@ export class Sidebar {
     const focus = document.activeElement.closest("#list li");
     if (focus?.querySelector("input")) return; // a name is being typed; `#rename` draws the list afterwards
     const [id, name] = [focus?.dataset.id, document.activeElement.className];
-    $("list").replaceChildren(...shown.map((one) => this.#item(one, found?.get(one.id), busy.has(one.id))));
+    this.#list(shown, (item, one) => this.#fill(item, one, found?.get(one.id), busy.has(one.id)));
     $("found").textContent = found ? `${shown.length} of ${all.length} conversations` : "";
     document.title = [all.find(({ id }) => id === current())?.title, "Sluice playground"].filter(Boolean).join(" – ");
     $("export").disabled = !all.length;
     $("list").querySelector(`[data-id="${id}"] .${name || "title"}`)?.focus();
   }
 
-  #item({ id, title }, place, isRunning) {
-    const item = copyOf("item").querySelector("li");
+  // Lists the conversations. An item that is listed already stays in the page: a link that is replaced between the press
+  // of the mouse and its release is not followed.
+  #list(shown, fill) {
+    const [list, ids] = [$("list"), new Set(shown.map(({ id }) => id))];
+    for (const item of [...list.children]) if (!ids.has(item.dataset.id)) item.remove();
+    for (const [i, one] of shown.entries()) {
+      const item = list.querySelector(`[data-id="${one.id}"]`) ?? copyOf("item").querySelector("li");
+      if (list.children[i] !== item) list.insertBefore(item, list.children[i] ?? null);
+      fill(item, one);
+    }
+  }
+
+  #fill(item, { id, title }, place, isRunning) {
     const [link, part] = [item.querySelector("a"), (name) => item.querySelector(`.${name}`)];
     item.dataset.id = id;
     link.href = `#${id}`;
-    link.textContent = title;
+    if (link.textContent !== title) link.textContent = title;
     link.title = title;
     if (id === current()) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
     part("rename").setAttribute("aria-label", `Rename ${title}`);
     part("delete").setAttribute("aria-label", `Delete ${title}`);
     part("running").hidden = !isRunning;
     part("place").textContent = place ?? "";
     part("place").hidden = !place;
-    return item;
   }
 
   #click(target) {

@@ -8,7 +8,7 @@ Knows nothing of sockets, tokenizers or tensors. Each direction has a union of i
 The XPUB socket may lose frames. So every event carries the worker's `epoch` (its incarnation), every `Step` carries a
 sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. A gap is
 therefore detected at once and repaired by `Resync`, and a duplicate is harmless. Columns (`bytes`) are packed
-little-endian (wire.py).
+little-endian (shared/wire.py).
 
 base        the types that both directions share
 sampling    what a request asks for

@@ -82,7 +82,7 @@ class CachedPrefixes(msgspec.Struct, frozen=True, gc=False, array_like=True):
     first: int = 0  # position of the part's first key; 0: a new sweep begins
     end: int = 0
     total: int = 0
-    part: bytes = b""  # the keys at first .. end-1, without keys that have gone since the sweep began
+    part: bytes = b""  # the keys at these positions, without those that have left the cache since the sweep began
     saved_tokens: int = 0  # estimate: prompt tokens among `expected_tokens` that the cache will probably have
 
 

@@ -1,4 +1,4 @@
-"""Comments and docstrings of the product name only files that exist."""
+"""Comments and docstrings of the product name only files and folders that exist."""
 
 import ast
 import io
@@ -16,6 +16,7 @@ PRODUCT = ("frontend", "worker", "shared", "deploy")
 # Files of other projects that comments name.
 FOREIGN = {"convert_lora_to_gguf.py", "vllm/distributed/kv_events.py"}
 FILE = re.compile(r"(?<![\w/.:{<>*-])((?:\w+/)*\w+\.(?:py|c|h))\b")
+FOLDER = re.compile(r"\(((?:[a-z_]+/)+[a-z_]+)\)")  # alone in parentheses: elsewhere a slash also separates words
 C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
@@ -44,19 +45,22 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def missing(path: Path, known: set[str]) -> list[str]:
-    """Returns the places of `path` that name a file which is in none of the `known` ends of paths."""
+    """Returns the places of `path` that name a file or folder which is in none of the `known` ends of paths."""
     return [
         f"{path.name}:{line}: {name}"
         for line, text in comments(path)
-        for name in FILE.findall(text)
+        for name in FILE.findall(text) + FOLDER.findall(text)
         if name not in known | FOREIGN
     ]
 
 
 def ends(names: list[str], top: str) -> set[str]:
-    """Returns the ends of the paths in `top` and in `shared`, such as x.py and engine/x.py, and all whole paths."""
-    near = {name for name in names if name.split("/")[0] in (top, "shared")}
-    return {"/".join(name.split("/")[at:]) for name in near for at in range(name.count("/") + 1)} | set(names)
+    """Returns the ends of the paths in `top` and in `shared`, such as x.py and engine/x.py, and all whole paths, of
+    files and of folders.
+    """
+    paths = set(names) | {name.rpartition("/")[0] for name in names}
+    near = {path for path in paths if path.split("/")[0] in (top, "shared")}
+    return {"/".join(path.split("/")[at:]) for path in near for at in range(path.count("/") + 1)} | paths
 
 
 @pytest.mark.parametrize("top", PRODUCT)
@@ -73,3 +77,5 @@ def test_dead_names_are_found_in_every_kind_of_comment(tmp_path: Path) -> None:
     assert missing(file, ends(["frontend/a/here.py"], "frontend")) == ["one.py:2: lost/here.py", "one.py:1: gone.py"]
     (tmp_path / "two.c").write_text("/* gone.h */\nint x; // here.py\n")
     assert missing(tmp_path / "two.c", {"here.py"}) == ["two.c:1: gone.h"]
+    (tmp_path / "three.py").write_text("# the kind (frontend/a), and/or its name (a/lost)\n")
+    assert missing(tmp_path / "three.py", ends(["frontend/a/here.py"], "frontend")) == ["three.py:1: a/lost"]

@@ -343,6 +343,59 @@ def test_answer_goes_on_while_another_conversation_is_shown(model: Model, open_p
         expect(ui.turn.locator(".answer")).to_have_text("A long answer")
 
 
+# Runs in the page: the next read of turns lasts until `reading` is false, and nothing can be written meanwhile.
+HOLD_READING = """() => {
+  const getAll = IDBIndex.prototype.getAll;
+  window.reading = null;
+  IDBIndex.prototype.getAll = function (...key) {
+    const again = () => reading && (this.objectStore.count().onsuccess = again);
+    if (this.name === "conversation" && reading === null) {
+      window.reading = true;
+      again();
+    }
+    return getAll.apply(this, key);
+  };
+}"""
+
+
+def test_answer_that_ends_while_its_conversation_is_opened_is_shown_whole(
+    model: Model, open_playground: OpenPlayground
+) -> None:
+    held = Held(model.tokenizer, "It was a quick brown fox.")
+    held.allowed = 9
+    with served(SimpleNamespace(pool=held.pool, tokenizer=model.tokenizer)) as url, open_playground(url) as ui:
+        ui.open()
+        ui.send("First", until="running")
+        expect(ui.turn.locator(".answer")).to_have_text("It was a")
+        ui.button("New").click()
+        ui.page.evaluate(HOLD_READING)
+        ui.page.get_by_role("link", name="First").click()
+        ui.page.wait_for_function("reading")
+        held.finish()
+        while held.streams[0].end is None:
+            ui.page.wait_for_timeout(20)
+        ui.page.wait_for_timeout(200)  # the page has received the end, or the test shows less
+        ui.page.evaluate("() => void (window.reading = false)")
+        ui.wait_for_state("done")
+        assert ui.answer == "It was a quick brown fox."
+
+
+def test_click_on_a_conversation_is_not_lost_to_a_drawing_of_the_list(
+    model: Model, open_playground: OpenPlayground
+) -> None:
+    rename = "({change}) => change(location.hash.slice(1), (shown) => (shown.title = 'Other'))"
+    model.says = ["One.", "Two."]
+    with served(model) as url, open_playground(url) as ui:
+        ui.open()
+        begun(ui, "First", "Second")
+        ui.page.get_by_role("link", name="First").hover()
+        ui.page.mouse.down()
+        ui.page.evaluate(f"import('/web/store.js').then({rename})")
+        expect(ui.page.locator("#list a")).to_have_text(["Other", "First"])
+        ui.page.mouse.up()
+        expect(ui.panel.locator(".answer")).to_have_text(["One."])
+
+
 def test_edit_and_regenerate_make_versions_which_stay_reachable(model: Model, open_playground: OpenPlayground) -> None:
     model.says = ["Of a fox.", "It ran.", "Of a hen.", "It flew.", "Of a dog."]
     with served(model) as url, open_playground(url) as ui:

@@ -130,6 +130,41 @@ def test_api_key_is_requested_checked_and_kept_in_tab(
         assert ui.page.evaluate("sessionStorage.length") == 0
 
 
+@pytest.mark.parametrize("path", ["stats", "v1/models"])
+def test_late_refusal_of_an_earlier_key_says_nothing_of_the_new_one(
+    model: Model, open_playground: OpenPlayground, tmp_path: Path, path: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY} alice\n")
+    keys.chmod(0o600)
+    late: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer sk-wrong":
+            late.append(route)
+        else:
+            route.continue_()
+
+    with served(model, api_keys=str(keys)) as url, open_playground(url) as ui:
+        ui.watch.expected_statuses = {401}
+        ui.open()
+        hint, field = ui.page.locator("#hint"), ui.page.get_by_label("API key", exact=True)
+        ui.page.route(f"{url}/{path}", hold)
+        field.fill("sk-wrong")
+        field.press("Enter")
+        expect(hint).to_have_text("This server does not know this key.")
+        field.fill(KEY)
+        field.press("Enter")
+        expect(hint).to_contain_text("The server accepts this key.")
+        for route in late:
+            with ui.page.expect_response(lambda response: response.status == 401):
+                route.continue_()
+        ui.page.wait_for_event("response", lambda response: response.url == f"{url}/stats")
+        expect(hint).to_contain_text("The server accepts this key.")
+        expect(ui.page.locator("#facts")).to_contain_text("tiny")
+    assert late
+
+
 def test_api_key_not_required_is_not_requested(model: Model, open_playground: OpenPlayground) -> None:
     with served(model) as url, open_playground(url) as ui:
         ui.open()

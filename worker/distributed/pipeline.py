@@ -257,7 +257,7 @@ class StagedModel:
 
     @property
     def pipeline(self) -> "StagedModel":
-        """The hook of the runner, see Pipeline in worker/model_runner/step.py."""
+        """The hook of the runner, see Pipeline in worker/models/interface.py."""
         return self
 
     def begin(self, inputs: ForwardInputs) -> "BegunStep":

@@ -31,9 +31,9 @@ from worker.kv_cache.tensors import KVCache
 from worker.model_runner.check_bits import keeps_bits, with_cublas_where_equal, with_sound_options
 from worker.model_runner.check_kernels import choose_operations
 from worker.model_runner.runner import Runner
-from worker.model_runner.step import Model
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder, Weights
+from worker.models.interface import Model
 from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops.native import huge_pages

@@ -27,7 +27,7 @@ BYTES_PER_TOKEN = 4 * (1 + 2 * len(GRAM_LENGTHS))  # its id, and two slots of ea
 MOST_SCOPES = 256
 SMALLEST = 1 << 10  # tokens of a scope's first array
 MOST_PIECES = 64  # a text's known beginning is looked for in at most so many pieces of earlier texts
-TRIES = 4  # n-grams to look up for a piece, because one of them may have lost its slot
+TRIES = 4  # n-grams of a piece to look up: another one may have taken the first one's slot
 
 _FACTOR = 0x9E3779B97F4A7C15  # of the hash of n-grams: 2^64 / golden ratio, which is odd
 _MASK = (1 << 64) - 1

@@ -138,7 +138,8 @@ def operations_of_rows(
 ) -> Operations:
     """Returns the operations for a step in which some rows have adapters.
 
-    gather: returns the columns of all ranks for the columns of this one, if ranks share every layer (model/parts)
+    gather: returns the columns of all ranks for the columns of this one, if each rank has a part of every layer
+        (worker/models/sharding.py)
     """
     rows = [_with_logits(one, len(inputs.positions), inputs.logits_indices) for one in adapters]
     return _operations(plain, rows, inputs, gather)

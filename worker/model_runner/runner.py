@@ -23,17 +23,15 @@ from worker.model_runner.inputs import LogitsUse, build_inputs, dummy_sequence, 
 from worker.model_runner.sampler import check_drawn, is_plain, sample_rows
 from worker.model_runner.step import (
     AnyStep,
-    Forward,
     HostCopy,
     InFlightStep,
-    Model,
-    Pipeline,
     ReadPooled,
     StepOutput,
     UnfinishedStep,
     no_rows,
 )
 from worker.models.forward_inputs import ForwardInputs
+from worker.models.interface import Forward, Model, Pipeline
 from worker.operations import Operations
 from worker.scheduler.sequence import NO_ID, Chunk, Plan, Row, has_adapters
 from worker.spec import ModelSpec

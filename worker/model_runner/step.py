@@ -1,7 +1,6 @@
-"""What a runner takes and gives: the model, a launched step whose ids are not read yet, and its results."""
+"""What a runner gives: a launched step whose ids are not read yet, and its results. StepRunner is the runner itself."""
 
 from collections.abc import Callable
-from ctypes import c_uint64
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,11 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared import messages as m
-from worker.kv_cache.tensors import KVCache
-from worker.models.forward_inputs import ForwardInputs
-from worker.operations import Operations
 from worker.scheduler.sequence import Plan, Sequence
-from worker.spec import ModelSpec
 
 StepLogprobs = list[tuple[Sequence, m.Logprobs]]
 # (sequence, position of the first row, rows [N, D] that the prompt contributes to its vector)
@@ -79,7 +74,8 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedStep:
-    """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline.
+    """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline in
+    worker/models/interface.py.
 
     finish: computes this part. It reads the sequences of the step, which must be as they were at the launch.
     """
@@ -124,44 +120,3 @@ class StepRunner(Protocol):
 
     def check_device(self) -> None:
         """Computes a dummy step. Raises DeviceBroken, or hangs, if the device is broken."""
-
-
-# The interface of a model, as the runner sees it.
-
-
-class Forward(Protocol):
-    """Computes steps, or what is left of one step; the methods of worker/models/decoder.py that compute."""
-
-    def forward(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def hidden(self, inputs: ForwardInputs, cache: KVCache) -> Tensor: ...
-    def logits(self, h: Tensor) -> Tensor: ...
-
-
-class Model(Forward, Protocol):
-    """The interface of worker/models/decoder.py and worker/models/cpu_decoder.py."""
-
-    spec: ModelSpec
-    operations: Operations
-    max_positions: int
-    layers_started: c_uint64
-
-    def count_replayed(self) -> None: ...
-    def with_operations(self, operations: Operations) -> "Model": ...
-
-
-class Pipeline(Protocol):
-    """A model whose layers are cut into stages (worker/distributed/pipeline.py)."""
-
-    operations: Operations
-
-    @property
-    def stages(self) -> int:
-        """How many steps may be in flight: as many as there are stages."""
-
-    def begin(self, inputs: ForwardInputs) -> Forward:
-        """Begins a step, even if earlier steps have not ended yet.
-
-        Returns what computes the rest of this step: its `hidden` waits for the rows of the last stage.
-        """
-
-    def with_operations(self, operations: Operations) -> "Pipeline": ...

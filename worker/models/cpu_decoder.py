@@ -90,7 +90,7 @@ class AttentionC:
     cos: Tensor  # [positions, D] float32
     sin: Tensor
     sinks: Tensor | None  # [Hq] float32
-    cache_k: Tensor  # [pages, page_size, Hk, D], or with codes and their scale (paged_kv.py)
+    cache_k: Tensor  # [pages, page_size, Hk, D], or with codes and their scale (worker/ops/paged_kv.py)
     cache_v: Tensor
     norm_last: bool  # if true, the norms of queries and keys follow the rotary embedding
     window: int

@@ -1,8 +1,8 @@
 """Loads the weights of a decoder from a checkpoint, layer by layer, so that at most one linear is in memory twice.
 
-The spec determines which weights a checkpoint must hold, and the checkpoint says how it stores each (stored_weight.py).
-Names, shapes and formats are checked before any weight is read. Projections with the same input are stacked into one
-linear; each projection may be stored in a format of its own.
+The spec determines which weights a checkpoint must hold, and the checkpoint says how it stores each
+(worker/checkpoint/stored_weight.py). Names, shapes and formats are checked before any weight is read. Projections with
+the same input are stacked into one linear; each projection may be stored in a format of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -548,7 +548,7 @@ class Keeper:
         return self.device.type == "cpu" and c_library.available(self.dtype)
 
 
-# Opens a checkpoint of any file format as a WeightSource (see stored_weight.py).
+# Opens a checkpoint of any file format as a WeightSource (see worker/checkpoint/stored_weight.py).
 
 # Tensors whose names end like this are not read: rotary tables in old checkpoints, and scales of quantized activations.
 IGNORED = ("rotary_emb.inv_freq",)

@@ -35,7 +35,7 @@ class GpuOptions:
         the weights of gate_up into the L2 cache
     library_products: products of many rows use the vendor's library where it gives the same bits
     softmax_overlap: prefill attention computes the scores of the next block of keys during the softmax of the current
-        block (triton_prefill.py). Needs Hopper's tensor cores: compute capability 9.x.
+        block (attention/triton_prefill.py). Needs Hopper's tensor cores: compute capability 9.x.
     """
 
     pdl: bool = False

@@ -1,8 +1,9 @@
 """Reads the tensors of a GGUF model by the names and in the layout of a Hugging Face checkpoint.
 
-An index, written by shared/gguf, says where each tensor is. Files are mapped, or read through staging.py. Tensors in a
-block format are copied as bytes. A stored tensor of all experts of a layer is read as one tensor for each expert (see
-checkpoint.py). This works with blocks, too: a row has only whole blocks, so every expert begins with a new block.
+An index, written by shared/gguf, says where each tensor is. Files are mapped, or read through
+worker/checkpoint/staging.py. Tensors in a block format are copied as bytes. A stored tensor of all experts of a layer
+is read as one tensor for each expert (see worker/checkpoint/checkpoint.py). This works with blocks, too: a row has only
+whole blocks, so every expert begins with a new block.
 """
 
 import math
@@ -485,7 +486,7 @@ NAMES: Mapping[str, TowerNames] = {
         _merger("linear_fc1", "linear_fc2"),
     ),
 }  # fmt: skip
-OF_TEXT = ("v.token_embd.img_break",)  # tensors of the text model: a copy of a row of its embedding
+OF_TEXT = ("v.token_embd.img_break",)  # copies of rows of the text model's embedding, which has them anyway
 BEHIND_LAYERS = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}  # connectors of Qwen3-VL ("deepstack")
 TOWER_LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(.+)")
 STACKED = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(.+)")

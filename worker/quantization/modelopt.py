@@ -1,7 +1,8 @@
 """Reads checkpoints with `quant_method: modelopt`, as NVIDIA's library exports them, in NVFP4, FP8 and MXFP8.
 
-Older exports have the settings in hf_quant_config.json alone (see read_config in checkpoint.py). A weight's own tensors
-tell its format. Scales of activations and of K/V are not read: activations keep 16 bits, and K/V the server's format.
+Older exports have the settings in hf_quant_config.json alone (see read_config in worker/checkpoint/checkpoint.py). A
+weight's own tensors tell its format. Scales of activations and of K/V are not read: activations keep 16 bits, and K/V
+the server's format.
 """
 
 from collections.abc import Mapping

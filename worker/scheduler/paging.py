@@ -57,7 +57,8 @@ class Paging:
     def most_in_flight(self) -> float:
         """How many tokens of a sequence may be in flight, at most, when its next chunk is planned in a pipeline.
 
-        A sequence has two slots for recurrent states, and in a group with a window pages for two chunks (window.py).
+        A sequence has two slots for recurrent states, and in a group with a window pages for two chunks
+        (worker/kv_cache/window.py).
         """
         if self.states is not None:
             return 0

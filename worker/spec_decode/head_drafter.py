@@ -17,10 +17,10 @@ from worker.checkpoint.stored_weight import Layout, Shape
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache
 from worker.model_runner.hidden_states import CONTEXT, CapturedStates, HiddenStates, ReadStep, read_step
-from worker.model_runner.step import Forward, Model
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
+from worker.models.interface import Forward, Model
 from worker.operations import Operations
 from worker.ops import native as c_library
 from worker.ops.linear.packed import PackedLinear, pack_stacked

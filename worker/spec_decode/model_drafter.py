@@ -27,9 +27,10 @@ from worker.kv_cache.pages import PagePool
 from worker.kv_cache.sizing import configured_budget
 from worker.kv_cache.tensors import KVCache, bytes_per_page, one_group
 from worker.model_runner.runner import Runner
-from worker.model_runner.step import AnyStep, Model
+from worker.model_runner.step import AnyStep
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
+from worker.models.interface import Model
 from worker.scheduler.sequence import TILE, Chunk, Plan, Sequence, SequenceStates, with_biases_of
 from worker.spec import ModelSpec
 

@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from frontend.api.llama_cpp.completion import FRAMING, stream_writer
+from frontend.api.llama_cpp.completion import FRAMING, complete, error, status, stream_error, stream_writer
 from frontend.api.llama_cpp.options import Options, Prompt, options_request
-from frontend.api.llama_cpp.output import complete, error, status, stream_error
 from frontend.errors import NotSupported
 from frontend.model_context import ModelContext, check_characters, check_ids, check_model
 from frontend.request import GenerationRequest

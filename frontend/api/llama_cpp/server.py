@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.llama_cpp import types
+from frontend.api.llama_cpp.completion import error, settings, status
 from frontend.api.llama_cpp.options import PROMPT_SCHEMA, AnyPrompt, Options, PromptObject, Wanted, several, tokenized
-from frontend.api.llama_cpp.output import error, settings, status
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import PoolingFields, VectorForm, collect
 from frontend.api.pooling.segments import LongInputs

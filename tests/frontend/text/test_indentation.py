@@ -4,8 +4,7 @@ from itertools import product
 
 import pytest
 
-from frontend.text.indentation import IndentedLines
-from frontend.text.stop_strings import Search, Stops
+from frontend.text.stop_strings import IndentedLines, Search, Stops
 
 TEXTS = (
     "x",

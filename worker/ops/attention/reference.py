@@ -29,7 +29,7 @@ def attention_torch(
     q [T, Hq, D]: rows may be strided; Hq is a multiple of Hk
     query_start_loc [S + 1], seq_lens [S], page_table [S, P]: int32
     cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or with codes and their scale in the last
-        dimension (paged_kv.py)
+        dimension (worker/ops/paged_kv.py)
     window: a row at position p sees no key before p - window + 1; 0: it sees all keys from position 0 on
     softcap: if c is not 0, scaled scores become c * tanh(scores / c); sinks are not capped
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero

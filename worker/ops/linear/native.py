@@ -1,4 +1,4 @@
-"""Packs weights for the matmul of the C library: tensors, or codes with scales (quantized_weight.py).
+"""Packs weights for the matmul of the C library: tensors, or codes with scales (worker/ops/quantized_weight.py).
 
 If rows of a weight have different formats, the packed weight has several parts. Each part has a C struct
 (csrc/weight.h). This module knows the layout of memory; pack.c and pack_codes.c fill the memory.

@@ -123,13 +123,15 @@ class Rule:
 
 
 SQUARE, SMALL = Tile(128, 128, 8, 4), Tile(128, 64, 4, 3)
-FEW_ROWS = (  # several programs run on a multiprocessor, and prefetch enough of the weight to read it at full speed
+# With few rows, reading the weight takes the time. Several programs run on a multiprocessor, and prefetch enough of the
+# weight to read it at full speed.
+FEW_ROWS = (
     Rule(16, Tile(16, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(16, Tile(16, 64, 4, 6)),
     Rule(32, Tile(32, 64, 4, 8), programs=(0, 2 * NUM_SMS)), Rule(32, Tile(32, 64, 4, 6)),
     # In this rule and the following ones, reading the tokens once per tile takes as long as reading the weights.
     Rule(64, Tile(64, 128, 4, 4), programs=(96, ANY)), Rule(64, Tile(64, 64, 4, 6)),
-    # Each chain of a tile has a program of its own, and the tile is half a square tile, because there are fewer square
-    # tiles than multiprocessors.
+    # There are fewer square tiles than multiprocessors, so the tile is half a square one, and each of its partial sums
+    # over K has a program of its own.
     Rule(256, Tile(128, 64, 4, 4, "split"), single=False, capabilities=(80, 90, 100)),
 )  # fmt: skip
 LARGE = (

@@ -132,7 +132,7 @@ class Arena:
             self._used = 0
         begin, self._used = self._used, self._used + room
         self._of_this += room
-        # zeros make the pieces of equal weights equal, gaps included
+        # so that equal weights give equal pieces, byte for byte
         self.pieces[-1][begin + nbytes : self._used].zero_()
         return self.pieces[-1][begin : begin + nbytes].view(dtype).view(*shape)
 

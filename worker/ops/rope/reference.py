@@ -67,7 +67,7 @@ def store_kv_torch(
 
     k, v [T, Hk, D], whose rows may be strided; cache_k, cache_v contiguous: either [pages, page_size, Hk, D] of k's
     dtype or float8_e4m3fn (values are clamped to +-448), or with codes and their scale in the last dimension
-    (paged_kv.py); slot_mapping [T] int64, with distinct slots except in the scratch page.
+    (worker/ops/paged_kv.py); slot_mapping [T] int64, with distinct slots except in the scratch page.
     k_centre [Hk, D] float32: is subtracted from keys that become int8 with their scale, the only format that has one
     """
     assert k_centre is None or keys_are_rotated(cache_k)

@@ -2,7 +2,7 @@
 
 import json
 
-from frontend.api.llama_cpp.output import error, status, stream_error
+from frontend.api.llama_cpp.completion import error, status, stream_error
 from frontend.errors import BadRequest, ContextLengthExceeded, Internal, NotSupported, Overloaded
 from frontend.text.tokenizer import Tokenizer
 from tests.frontend.api.harness import response_context
