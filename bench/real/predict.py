@@ -83,7 +83,8 @@ def _loaded(settings: Settings) -> Engine:
 def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
     """Predicts `count` evenly spread windows of a base file, and compares the predictions with the file's.
 
-    `error` is the standard error of ln(perplexity / full), from the differences at each token.
+    `error` is the standard error of ln(perplexity / full), from the differences at each token. Both sides of a
+    difference are at least the file's least number in that row, since the file holds nothing less likely.
     """
     score, full = Score(), 0.0
     differences: list[Tensor] = []
@@ -97,7 +98,8 @@ def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
             score.add(without_tail(known), logits[rows], ids[rows])
             theirs = known.gather(1, ids[rows, None]).double()
             full -= theirs.sum().item()
-            differences.append(theirs - logits[rows].log_softmax(-1).gather(1, ids[rows, None]))
+            ours = logits[rows].log_softmax(-1).gather(1, ids[rows, None])
+            differences.append(theirs - torch.maximum(ours, known.amin(1, keepdim=True)))
     return {
         "tokens": count * len(base.windows[0]), "predicted": score.tokens, "perplexity": score.perplexity,
         "full": math.exp(full / score.tokens), "kl": score.kl, "agreement": score.agreement,
