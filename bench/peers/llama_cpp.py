@@ -21,6 +21,7 @@ PROGRAMS = (
     "llama-bench",
     "llama-batched-bench",
     "llama-quantize",
+    "llama-imatrix",
     "llama-perplexity",
     "llama-tokenize",
 )
@@ -176,3 +177,25 @@ def tokenize(root: Path, file: Path, text: Path) -> Command:
     """Returns a command that prints the ids of a text, as a list."""
     flags = ["--ids", "--no-bos", "--no-parse-special", "--log-disable"]
     return [str(programs(root) / "llama-tokenize"), "-m", str(file), "-f", str(text), *flags]
+
+
+def importance(root: Path, file: Path, text: Path, to: Path, window: int, windows: int) -> Command:
+    """Returns a command that writes the importance matrix of a file's weights for the beginning of a text."""
+    return [
+        str(programs(root) / "llama-imatrix"), "-m", str(file), "-f", str(text), "-t", threads(), "-c", str(window),
+        "-b", str(window), "--chunks", str(windows), "-o", str(to),
+    ]  # fmt: skip
+
+
+def quantize(root: Path, source: Path, to: Path, matrix: Path, type: str, *flags: str) -> Command:
+    """Returns a command that makes a file in another format. matrix: the file of an importance matrix."""
+    quantize = str(programs(root) / "llama-quantize")
+    return [quantize, "--allow-requantize", "--imatrix", str(matrix), *flags, str(source), str(to), type, threads()]
+
+
+def save(root: Path, file: Path, text: Path, base: Path, window: int, windows: int) -> Command:
+    """Returns a command that predicts the first windows of a text and writes its log-probabilities to `base`."""
+    return [
+        str(programs(root) / "llama-perplexity"), "-m", str(file), "-f", str(text), "-t", threads(), "-c", str(window),
+        "-b", str(window), "--chunks", str(windows), "--save-all-logits", str(base),
+    ]  # fmt: skip

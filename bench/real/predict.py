@@ -56,11 +56,11 @@ def main(words: list[str]) -> None:
         settings = read(args, os.environ, flags)
     except ConfigError as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
-    torch.set_num_threads(threads_of(settings.worker))
     if args.what == "transformers":
+        torch.set_num_threads(threads_of(settings.worker))
         print(json.dumps(compare(BaseFile.open(args.base), args.count, _transformers(settings))))
         return
-    engine = load_engine(settings.model, settings.worker)
+    engine = _loaded(settings)
     predict = _engine(engine)
     if args.what == "write":
         windows = json.loads(args.base.with_suffix(".json").read_text())
@@ -69,9 +69,25 @@ def main(words: list[str]) -> None:
     print(json.dumps(compare(BaseFile.open(args.base), args.count, predict) | {"kernels": c_library.tier()}))
 
 
+def loaded(settings: Settings) -> Predict:
+    """Returns a function that computes the logits that `compare` needs, with a new engine. Raises ConfigError or
+    CheckpointError."""
+    return _engine(_loaded(settings))
+
+
+def _loaded(settings: Settings) -> Engine:
+    torch.set_num_threads(threads_of(settings.worker))
+    return load_engine(settings.model, settings.worker)
+
+
 def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
-    """Predicts `count` evenly spread windows of a base file, and compares the predictions with the file's."""
+    """Predicts `count` evenly spread windows of a base file, and compares the predictions with the file's.
+
+    `error` is the standard error of ln(perplexity / full), from the differences at each token. Both sides of a
+    difference are at least the file's least number in that row, since the file holds nothing less likely.
+    """
     score, full = Score(), 0.0
+    differences: list[Tensor] = []
     for at in range(count):
         index = at * len(base.windows) // count
         window = base.windows[index]
@@ -80,10 +96,14 @@ def compare(base: BaseFile, count: int, predict: Predict) -> dict[str, float]:
             rows = slice(first, first + ROWS_AT_ONCE)
             known = base.log_probabilities(index, first, first + ROWS_AT_ONCE)
             score.add(without_tail(known), logits[rows], ids[rows])
-            full -= known.gather(1, ids[rows, None]).double().sum().item()
+            theirs = known.gather(1, ids[rows, None]).double()
+            full -= theirs.sum().item()
+            ours = logits[rows].log_softmax(-1).gather(1, ids[rows, None])
+            differences.append(theirs - torch.maximum(ours, known.amin(1, keepdim=True)))
     return {
         "tokens": count * len(base.windows[0]), "predicted": score.tokens, "perplexity": score.perplexity,
         "full": math.exp(full / score.tokens), "kl": score.kl, "agreement": score.agreement,
+        "error": (torch.cat(differences).std() / math.sqrt(score.tokens)).item(),
     }  # fmt: skip
 
 
