@@ -271,8 +271,18 @@ def _joined(records: Sequence[Record]) -> Piece:
 
 def fail(db: Connection, id: str) -> None:
     """Ends an answer that is damaged in the store, so that no process tries to go on with it."""
+    found = db.execute("SELECT response FROM answers WHERE id = ? AND ended IS NULL", (id,)).fetchone()
+    if found is None:
+        return
+    response = b""
+    with suppress(Damaged):
+        response = unpacked(found[0] or b"")
+    if response:  # who asks for it again and again is to see its end
+        error = {"code": "server_error", "message": Damaged().message}
+        response = msgspec.json.encode(msgspec.json.decode(response) | {"status": FAILED, "error": error})
     db.execute(
-        "UPDATE answers SET status = ?, ended = ?, owner = '' WHERE id = ? AND ended IS NULL", (FAILED, time.time(), id)
+        "UPDATE answers SET status = ?, response = coalesce(?, response), ended = ?, owner = '' WHERE id = ?",
+        (FAILED, packed(response) or None, time.time(), id),
     )
 
 
