@@ -79,13 +79,15 @@ class Kept:
         if not run.problem and not run.manner.logged:
             run.problem = self.store.problem
         elif not run.problem:
+            inserted = False
             try:
                 replaced = await self.store.write(partial(_insert_logged, answer, run.log))
+                inserted = True
                 if replaced:  # or else, after a power cut, the id would be that of another stream again
                     await self.store.read(self.store.database.sync)
             except StoreError as exc:
                 run.problem = exc.message
-                if exc.uncertain:
+                if inserted or exc.uncertain:
                     self.store.insist(partial(answers.delete, id=answer.id))
             else:
                 for id in replaced:

@@ -126,6 +126,8 @@ async def test_after_a_power_cut_every_answer_is_right_or_honestly_gone(
                     ):
                         await asyncio.sleep(0.02)
                 assert one.status_code == 404 or one.json()["output"][0]["content"][0]["text"] == TEXT
+            one = await http.get(f"/v1/responses/{background}", params={"stream": "true", "starting_after": "0"})
+            assert one.status_code in (404, 500), one.text
             one = await http.get("/v1/stream", params={"conv_id": "ended"})
             assert one.status_code in (404, 500) or one.content == whole
             one = await http.get("/v1/stream", params={"conv_id": NAMED["X-Conversation-Id"], "from": len(data)})
