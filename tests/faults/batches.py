@@ -33,10 +33,16 @@ def plan(model: str = "demo") -> ServerPlan:
 
 
 def line(number: int, tokens: int) -> dict[str, Any]:
-    """Returns a line of the input; every other one is sampled, with a seed."""
-    sampled = {"temperature": 1, "seed": number} if number % 2 else {"temperature": 0}
+    """Returns a line of the input; every other one is sampled. All have a seed, because answers tell a drawn one."""
     prompt = [20 + number % 200, 30, number // 200 + 40]
-    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **sampled}
+    body = {
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": number % 2,
+        "seed": number,
+    }
     return {"custom_id": f"id-{number}", "method": "POST", "url": ENDPOINT, "body": body}
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.batches import WAYS, BatchRow, by_route, disturbed, plan, write_input
 from tests.faults.server import ServerUnderTest, running
 
-LINES, TOKENS = 160, 30
+LINES, TOKENS = 120, 16
 KILLS = {
     WAYS[0]: ("frontend-killed", "worker-killed", "both-killed", "host-restarted"),
     WAYS[1]: ("command-killed", "both-killed"),
