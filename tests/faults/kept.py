@@ -22,8 +22,16 @@ import psutil
 
 from tests.adapters import draw_adapter
 from tests.faults.kept_clients import (
-    ADAPTER, AWAY_S, FORMS, KINDS, Asked, KeptClients, Received, all_asked, undisturbed,
-)  # fmt: skip
+    ADAPTER,
+    AWAY_S,
+    FORMS,
+    KINDS,
+    Asked,
+    KeptClients,
+    Received,
+    all_asked,
+    undisturbed,
+)
 from tests.faults.server import ServerPlan, ServerUnderTest, running
 from tests.images import seeing_checkpoint
 from tests.patience import PATIENCE_S

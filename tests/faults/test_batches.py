@@ -1,4 +1,4 @@
-"""A short run of `python -m tests.faults --batch`: the output of a batch is that of an undisturbed one, whatever dies."""
+"""A short run of `python -m tests.faults --batch`: whatever dies, the output of a batch is that of an undisturbed one."""
 
 import asyncio
 import json
