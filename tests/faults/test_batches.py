@@ -1,4 +1,4 @@
-"""A short run of `python -m tests.faults --batch`: whatever dies, the output of a batch is that of an undisturbed one."""
+"""A short run of `python -m tests.faults --batch`: a batch has the output of an undisturbed one, whatever dies."""
 
 import asyncio
 import json
