@@ -169,7 +169,11 @@ async def _read_only(scene: Scene) -> None:
 
 
 def _mount(folder: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
+    """Mounts again. Waits for the threads of killed processes, which have files open a moment longer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=False).returncode:
+        assert time.monotonic() < deadline, f"{folder} cannot be mounted again"
+        time.sleep(0.05)
 
 
 async def _between_frontends(scene: Scene, work: Callable[[], None]) -> None:
@@ -181,8 +185,10 @@ async def _between_frontends(scene: Scene, work: Callable[[], None]) -> None:
         process.kill()
     while any(process.status() != psutil.STATUS_ZOMBIE for process in pids):
         await asyncio.sleep(0.02)
-    work()
-    launcher.send_signal(signal.SIGCONT)
+    try:
+        work()
+    finally:
+        launcher.send_signal(signal.SIGCONT)
     await scene.server.until(lambda stats: len(stats["frontends"]) == 2)
 
 
