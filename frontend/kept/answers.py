@@ -49,6 +49,7 @@ class Recipe(msgspec.Struct, gc=False):
     admission: dict[str, Any]
     echoed: dict[str, Any] = {}  # fields of the response beside those of the request, by name
     earlier: int = 0  # how many items of the body's input come from a conversation
+    restarted: bool = False  # whether its stream may have had other events, which were lost in a power cut
 
 
 @dataclass(slots=True)
@@ -219,6 +220,27 @@ def extend(db: Connection, owner: str, records: Callable[[str], Sequence[Record]
             _add(db, id, _joined(later))
 
 
+def lose(db: Connection, owner: str) -> None:
+    """Notes of the running answers of an owner that its log may lack bytes that were shown.
+
+    They are damaged, because a reader could not go on behind what it has. One in the background begins anew: whoever
+    asks for it in the end gets it whole.
+    """
+    running = db.execute(
+        "SELECT id, background AND stream_id IS NULL, recipe FROM answers WHERE owner = ? AND ended IS NULL", (owner,)
+    ).fetchall()
+    for id, restarts, recipe in running:
+        if not restarts:
+            _damage(db, id)
+            continue
+        known = msgspec.json.decode(unpacked(recipe), type=Recipe)
+        known.restarted = True
+        db.execute("DELETE FROM pieces WHERE answer = ?", (id,))
+        db.execute(
+            "UPDATE answers SET status = ?, recipe = ? WHERE id = ?", (QUEUED, packed(msgspec.json.encode(known)), id)
+        )
+
+
 def _damage(db: Connection, id: str) -> None:
     db.execute(
         "INSERT INTO pieces (answer, number, at, data, tokens, crc) VALUES (?, ?, ?, ?, ?, -1) "
@@ -249,8 +271,18 @@ def _joined(records: Sequence[Record]) -> Piece:
 
 def fail(db: Connection, id: str) -> None:
     """Ends an answer that is damaged in the store, so that no process tries to go on with it."""
+    found = db.execute("SELECT response FROM answers WHERE id = ? AND ended IS NULL", (id,)).fetchone()
+    if found is None:
+        return
+    response = b""
+    with suppress(Damaged):
+        response = unpacked(found[0] or b"")
+    if response:  # who asks for it again and again is to see its end
+        error = {"code": "server_error", "message": Damaged().message}
+        response = msgspec.json.encode(msgspec.json.decode(response) | {"status": FAILED, "error": error})
     db.execute(
-        "UPDATE answers SET status = ?, ended = ?, owner = '' WHERE id = ? AND ended IS NULL", (FAILED, time.time(), id)
+        "UPDATE answers SET status = ?, response = coalesce(?, response), ended = ?, owner = '' WHERE id = ?",
+        (FAILED, packed(response) or None, time.time(), id),
     )
 
 

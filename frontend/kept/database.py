@@ -152,6 +152,12 @@ class LogGone(Exception):
 class Logbook(Protocol):
     """The logs of all processes. For the store's thread."""
 
+    def owner(self, process: str) -> str:
+        """Returns the name under which a process is to own answers."""
+
+    def survived(self, owner: str) -> bool:
+        """Whether the logs of a process have all that it has shown: not if its machine has stopped since."""
+
     def writer(self, owner: str, log: int) -> LogWriter: ...
     def parts(self, db: Connection) -> list[LogPart]:
         """Returns all parts, fences included, in order."""
@@ -192,6 +198,9 @@ class Database(Protocol):
 
     def describe(self, error: Exception) -> str:
         """Returns an error in one line that names the database."""
+
+    def sync(self, db: Connection) -> None:
+        """Has what was committed survive a power cut. Raises OSError, too."""
 
     def used_bytes(self, db: Connection) -> int:
         """Returns the bytes that are in use, for --store-max-bytes."""

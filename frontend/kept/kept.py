@@ -35,10 +35,11 @@ class Kept:
     """The kept answers of a server. `resume` is set by the routes, which know the API formats."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         database = database_of(config.store)
+        book = database.logbook()
+        owner = book.owner(f"{os.getpid()}-{secrets.token_hex(8)}")
         self.store = Store(database, owner, max_age_s=config.store_max_age, max_bytes=config.store_max_bytes)
-        self.logs = Logs(database.logbook(), owner, lambda: self.store.problem)
+        self.logs = Logs(book, owner, lambda: self.store.problem)
         self.batches = BatchRunner(self.store, config.batch_lines)
         self.usage = Usage(self.store, config.store_max_key_bytes)
         self.stored: dict[str, Stored] = {}  # what each key has, as it was counted last
@@ -78,11 +79,15 @@ class Kept:
         if not run.problem and not run.manner.logged:
             run.problem = self.store.problem
         elif not run.problem:
+            inserted = False
             try:
                 replaced = await self.store.write(partial(_insert_logged, answer, run.log))
+                inserted = True
+                if replaced:  # or else, after a power cut, the id would be that of another stream again
+                    await self.store.read(self.store.database.sync)
             except StoreError as exc:
                 run.problem = exc.message
-                if exc.uncertain:
+                if inserted or exc.uncertain:
                     self.store.insist(partial(answers.delete, id=answer.id))
             else:
                 for id in replaced:
@@ -119,6 +124,7 @@ class Kept:
     async def delete(self, answer: KeptAnswer) -> None:
         await self.cancel(answer)
         await self.store.write(partial(answers.delete, id=answer.id))
+        await self.store.read(self.store.database.sync)
 
     async def take_up(self, answer: KeptAnswer) -> Run | None:
         """Goes on with a running answer whose process is gone. Raises SluiceError if this is not possible now.

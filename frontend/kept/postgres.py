@@ -149,6 +149,9 @@ class Postgres:
     def describe(self, error: Exception) -> str:
         return f"{self.name}: {_in_one_line(error)}"
 
+    def sync(self, db: Connection) -> None:
+        pass  # a transaction of the store is on the disk when it is committed, unless the database is set otherwise
+
     def used_bytes(self, db: Connection) -> int:
         """Returns the bytes of all texts, not those of tables on the disk: Postgres gives these back only later."""
         return int(db.execute(USED).fetchone()[0])
@@ -319,6 +322,12 @@ class LogRows:
 
     def __init__(self, database: Postgres) -> None:
         self._database = database
+
+    def owner(self, process: str) -> str:
+        return process
+
+    def survived(self, owner: str) -> bool:
+        return True  # the writers are other machines' processes: they notice when the database was away
 
     def writer(self, owner: str, log: int) -> RowWriter:
         return RowWriter(self._database, owner, log)

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from frontend.errors import SluiceError
+from frontend.errors import BadRequest, SluiceError
 from frontend.generation.generation import Generation
 from frontend.kept import answers
 from frontend.kept.answers import Arrival, KeptAnswer, Piece, Record
@@ -76,17 +76,22 @@ class EventLog:
         self.data += data
 
 
-def offset_after(data: bytes | bytearray, number: int) -> int:
-    """Returns the offset behind event `number` in the bytes of a stream; their length if they have no such event.
+def offset_after(data: bytes | bytearray, number: int, *, name: str) -> int:
+    """Returns the offset behind event `number` in the bytes of a stream. -1 stands before the first event.
 
-    -1 stands before the first event.
+    name: the field that says so. Raises BadRequest if there is no such event: no client can have it.
     """
+    asked = number
     at = 0
     for block in bytes(data).split(BREAK)[:-1]:
         if number < 0:
             return at
         number -= not block.startswith(b":")
         at += len(block) + len(BREAK)
+    if number >= 0:
+        raise BadRequest(
+            f"`{name}` is {asked}, but the stream has {asked - number} events", param=name, code="out_of_range"
+        )
     return at
 
 

@@ -1,11 +1,12 @@
 """The store as one file of SQLite, which several processes of one machine may have open (WAL).
 
-A transaction is written to the file's log, but not synced to the disk: it survives the end of a process, also by
-kill -9; what was written last before a power cut may be lost, and the file is whole in any case.
+A transaction is written to the file's log, but not synced to the disk (`sync` does that): it survives the end of a
+process, also by kill -9; what was written last before a power cut may be lost, and the file is whole in any case.
 
 The logs of running streams are files beside it: `STORE-streams-OWNER-K` is a fence, empty, and
 `STORE-streams-OWNER-K.N` is part N of that log. A write to them survives the end of its process, as a write to the
-store does.
+store does. After a power cut the end of a log may be missing, with bytes that were shown. So the name of an owner tells
+in which run of the machine its process was.
 """
 
 import errno
@@ -21,6 +22,8 @@ from typing import cast
 from frontend.kept.database import BUSY_S, SCHEMA, STORED_INDEX, VERSION, Connection, LogGone, LogPart
 
 MAGIC = b"SQLite format 3\0"  # how every file of SQLite begins
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another one whenever the machine starts; Linux has it
+BOOT_CHARS = 8
 LOCKED_S = 0.01  # pause between two attempts to get a lock for which SQLite does not wait
 
 
@@ -50,6 +53,10 @@ class SQLite:
     def describe(self, error: Exception) -> str:
         return str(error) if self.name in str(error) else f"{self.name}: {error}"
 
+    def sync(self, db: Connection) -> None:
+        with suppress(FileNotFoundError):  # there is no log, so nothing has been written
+            _sync(self.path.with_name(f"{self.path.name}-wal"))
+
     def used_bytes(self, db: Connection) -> int:
         size, pages, free = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
@@ -61,6 +68,22 @@ class SQLite:
 
     def logbook(self) -> "LogFiles":
         return LogFiles(self.path)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def boot() -> str:
+    """Returns what names this run of the machine, from its start to its stop; empty if the system does not tell."""
+    try:
+        return BOOT_ID.read_text()[:BOOT_CHARS]
+    except OSError:
+        return ""
 
 
 def open_file(path: Path) -> sqlite3.Connection:
@@ -192,8 +215,14 @@ class LogFiles:
     """A Logbook: the files beside a store. It needs no connection."""
 
     def __init__(self, store: Path) -> None:
-        self._store = store
+        self._store, self._boot = store, boot()
         self._name = re.compile(re.escape(store.name) + r"-streams-(?P<owner>.+)-(?P<log>\d+)(?:\.(?P<part>\d+))?")
+
+    def owner(self, process: str) -> str:
+        return f"{process}.{self._boot}"
+
+    def survived(self, owner: str) -> bool:
+        return owner.partition(".")[2] in ("", self._boot)
 
     def path(self, part: LogPart) -> Path:
         suffix = "" if part.part is None else f".{part.part}"

@@ -9,6 +9,9 @@ over removes the fence first, and then reads the log. A process learns with each
 reader never gets a byte that the new owner does not know, however long the old one was stopped between two
 instructions. There is no clock in that.
 
+Frames are not synced to the disk. When the machine itself stops, by a power cut, the end of a log may be missing: it is
+not known then what was shown (`Logbook.survived`).
+
 Where logs lie is the matter of a Logbook (database.py): beside a file of SQLite, or in a Postgres. Functions that take
 a connection run in the store's thread (see answers.py).
 """
@@ -272,7 +275,7 @@ class Logs:
         fences = {part.log for part in self.book.parts(db) if part.owner == owner and part.part is None}
         if not logs <= fences:  # what was read may have been written afterwards
             return ()
-        if reader.damaged:
+        if reader.damaged or not self.book.survived(owner):
             raise Damaged
         return reader.records(id)
 
@@ -333,7 +336,10 @@ class Logs:
 
     def _extend(self, db: Connection, owner: str) -> None:
         reader = self._read(db, owner)
-        answers.extend(db, owner, lambda id: None if reader.damaged else reader.records(id))
+        if self.book.survived(owner):
+            answers.extend(db, owner, lambda id: None if reader.damaged else reader.records(id))
+        else:
+            answers.lose(db, owner)
 
     def _read(self, db: Connection, owner: str) -> _Reader:
         reader = self._readers.setdefault(owner, _Reader(self.book))

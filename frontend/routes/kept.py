@@ -31,7 +31,7 @@ from frontend.generation.generation import Generation
 from frontend.generation.service import Earlier
 from frontend.kept import answers, conversations
 from frontend.kept.answers import Arrival, KeptAnswer, Piece, Recipe
-from frontend.kept.database import Connection, StoreError
+from frontend.kept.database import Connection, Damaged, StoreError
 from frontend.kept.kept import Kept
 from frontend.kept.run import Cut, Manner, Run, offset_after, with_fields
 from frontend.kept.stream_log import StreamLog
@@ -373,7 +373,9 @@ async def _stream_again(kept: Kept, request: Request, answer: KeptAnswer) -> Res
     last, start = request.headers.get(LAST_EVENT), request.query_params.get("from", "0")
     offset = _number("from", start)
     if last is not None:
-        offset = offset_after(await kept.written(answer), _number("Last-Event-ID", last))
+        offset = offset_after(
+            await kept.written(answer), _number("Last-Event-ID", last), name="Last-Event-ID"
+        )  # fmt: skip
     elif offset > (most := len(await kept.written(answer))):
         raise BadRequest(f"`from` is {offset}, but the stream has {most} bytes", param="from", code="out_of_range")
     chosen = await api_format(answer.path, b"", kept.config)
@@ -449,6 +451,8 @@ async def get_response(app: AppState, request: Request) -> Response:
     kept, query = store_of(app), request.query_params
     answer = await kept.find(request.path_params["id"], tenant_of(request))
     if query.get("stream", "").lower() in ("true", "1"):
+        if (run := await kept.take_up(answer)) is not None:
+            answer = run.answer  # which may have begun anew
         pieces = await kept.written(answer)
         if answer.ended is not None and not pieces:
             raise BadRequest(
@@ -456,8 +460,10 @@ async def get_response(app: AppState, request: Request) -> Response:
                 param="stream", code="not_streamable",
             )  # fmt: skip
         after = query.get("starting_after")
-        offset = 0 if after is None else offset_after(pieces, _number("starting_after", after))
-        if (run := await kept.take_up(answer)) is not None:
+        if after is not None and answer.recipe.restarted:
+            raise Damaged("its first events were lost in a power cut: ask for the stream without `starting_after`")
+        offset = 0 if after is None else offset_after(pieces, _number("starting_after", after), name="starting_after")
+        if run is not None:
             return _run_stream(request, run, offset)
         return _event_stream(kept.follow(answer, offset), responses.FRAMING.media_type)
     return Response(_shown(answer), media_type="application/json")

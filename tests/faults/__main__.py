@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults import kept
+from tests.faults import batches, kept
 from tests.faults.catalog import FAULTS
 from tests.faults.fault import Fault
 from tests.faults.soak import soak
 from tests.faults.trial import Row, Size, table, trial
 
 KEPT_TOKENS = 60  # of a kept answer
+BATCH_TOKENS = 6  # of a line of a batch
 
 
 def main() -> int:
@@ -42,7 +43,16 @@ def main() -> int:
         "--kept", nargs="*", metavar="NAME", help=f"instead: faults of kept answers, from {', '.join(kept.FAULTS)}"
     )
     parser.add_argument("--copies", type=int, default=4, help="kept answers of each kind and form")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=0,
+        metavar="LINES",
+        help="instead: batches of so many lines, with --rounds kills of each kind at random lines",
+    )
     args = parser.parse_args()
+    if args.batch:
+        return _run_batches(args.model or "demo", args.batch, args.rounds, args.seed)
     if args.kept is not None:
         if unknown := [name for name in args.kept if name not in kept.FAULTS]:
             parser.error(f"no such fault of kept answers: {', '.join(unknown)}")
@@ -66,9 +76,19 @@ def _run_kept(names: Sequence[str], copies: int) -> int:
         model = kept.write_model(Path(folder))
         for name in names:
             found = kept.trial(name, model, copies, KEPT_TOKENS)
-            print(name, *(note for row in found for note in row.notes), sep="\n    ", file=sys.stderr, flush=True)
+            print(
+                kept.table(found), *(note for row in found for note in row.notes), sep="\n", file=sys.stderr, flush=True
+            )
             rows += found
     print(kept.table(rows), kept.summary(rows), sep="\n\n")
+    return 0 if all(row.good for row in rows) else 1
+
+
+def _run_batches(model: str, lines: int, rounds: int, seed: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="faults-batch-") as folder:
+        rows = batches.trial(model, Path(folder), lines, BATCH_TOKENS, rounds, seed)
+    print(*(note for row in rows for note in row.notes), sep="\n", file=sys.stderr, flush=True)
+    print(kept.table(rows))
     return 0 if all(row.good for row in rows) else 1
 
 

@@ -16,11 +16,22 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from tests.adapters import draw_adapter
-from tests.faults.kept_clients import ADAPTER, FORMS, KINDS, Asked, KeptClients, Received, all_asked, undisturbed
+from tests.faults.kept_clients import (
+    ADAPTER,
+    AWAY_S,
+    FORMS,
+    KINDS,
+    Asked,
+    KeptClients,
+    Received,
+    all_asked,
+    undisturbed,
+)
 from tests.faults.server import ServerPlan, ServerUnderTest, running
 from tests.images import seeing_checkpoint
 from tests.patience import PATIENCE_S
@@ -81,6 +92,12 @@ Happen = Callable[[Scene], Awaitable[None]]
 async def _clients_gone(scene: Scene) -> None:
     scene.clients.visits.leave()
     await asyncio.sleep(0.5)
+
+
+async def _clients_come_and_go(scene: Scene) -> None:
+    for _ in range(5):
+        await _clients_gone(scene)
+        await asyncio.sleep(AWAY_S)
 
 
 def _kill(*roles: str) -> Happen:
@@ -152,7 +169,11 @@ async def _read_only(scene: Scene) -> None:
 
 
 def _mount(folder: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=True)
+    """Mounts again. Waits for the threads of killed processes, which have files open a moment longer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], check=False).returncode:
+        assert time.monotonic() < deadline, f"{folder} cannot be mounted again"
+        time.sleep(0.05)
 
 
 async def _between_frontends(scene: Scene, work: Callable[[], None]) -> None:
@@ -164,8 +185,10 @@ async def _between_frontends(scene: Scene, work: Callable[[], None]) -> None:
         process.kill()
     while any(process.status() != psutil.STATUS_ZOMBIE for process in pids):
         await asyncio.sleep(0.02)
-    work()
-    launcher.send_signal(signal.SIGCONT)
+    try:
+        work()
+    finally:
+        launcher.send_signal(signal.SIGCONT)
     await scene.server.until(lambda stats: len(stats["frontends"]) == 2)
 
 
@@ -218,6 +241,7 @@ class KeptFault:
 
 FAULTS: dict[str, KeptFault] = {
     "clients-gone": KeptFault("all clients leave, and are back after 1 s", _clients_gone),
+    "clients-come-and-go": KeptFault("all clients leave five times, and are back after 1 s each", _clients_come_and_go),
     "frontend-killed": KeptFault("kill -9 of the frontend with the most streams, of two", _kill_one_frontend),
     "worker-killed": KeptFault("kill -9 of the worker", _kill("worker")),
     "both-killed": KeptFault("kill -9 of the worker and of both frontends", _kill("worker", "frontend")),
@@ -273,7 +297,13 @@ class KeptRow:
         return {"fault": self.fault, "form": self.form, **cells, **counts}
 
 
-def table(rows: Sequence[KeptRow]) -> str:
+class HasFigures(Protocol):
+    """A row of a table: its cells by the names of their columns."""
+
+    def figures(self) -> dict[str, str]: ...
+
+
+def table(rows: Sequence[HasFigures]) -> str:
     """Returns the rows in Markdown."""
     names = list(rows[0].figures())
     head = ["| " + " | ".join(names) + " |", "|---|---" + "|--:" * (len(names) - 2) + "|"]

@@ -166,15 +166,15 @@ class KeptClients:
         if not lines:
             return {}
         data = "".join(json.dumps(_line(one)) + "\n" for one in lines)
-        file = await self._asked("POST", "files", files={"file": ("a.jsonl", data)}, data={"purpose": "batch"})
+        file = await self.asked("POST", "files", files={"file": ("a.jsonl", data)}, data={"purpose": "batch"})
         wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         try:
-            batch = await self._asked("POST", "batches", json=wanted)
+            batch = await self.asked("POST", "batches", json=wanted)
             self.visits.begun.add("batch")
             while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
                 await asyncio.sleep(RETRY_S)
-                batch = await self._asked("GET", f"batches/{batch['id']}")
-            outputs = [await self._lines_of(batch[name]) for name in ("output_file_id", "error_file_id")]
+                batch = await self.asked("GET", f"batches/{batch['id']}")
+            outputs = [await self.lines_of(batch[name]) for name in ("output_file_id", "error_file_id")]
         except Refused as exc:
             return dict.fromkeys(lines, Received("error" if exc.status == 503 else "lost", words=str(exc)))
         made = [json.loads(line) for output in outputs for line in output]
@@ -182,11 +182,12 @@ class KeptClients:
         bodies = {one["custom_id"]: one["response"] for one in made}
         return {one: _line_received(bodies.get(one.id), counts[one.id]) for one in lines}
 
-    async def _lines_of(self, file: str | None) -> list[str]:
-        return (await self._asked("GET", f"files/{file}/content", text=True)).splitlines() if file else []
+    async def lines_of(self, file: str | None) -> list[str]:
+        """Returns the lines of a file of the server; none if there is no such file."""
+        return (await self.asked("GET", f"files/{file}/content", text=True)).splitlines() if file else []
 
-    async def _asked(self, method: str, path: str, *, text: bool = False, **more: Any) -> Any:
-        """Asks again while the server is not there. Raises Refused."""
+    async def asked(self, method: str, path: str, *, text: bool = False, **more: Any) -> Any:
+        """Returns the body of an answer: JSON, or `text`. Asks again while the server is not there. Raises Refused."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             refused = Refused(0, "the server is not there")
@@ -382,7 +383,8 @@ async def undisturbed(url: str, asked: Sequence[Asked]) -> dict[Asked, Any]:
     async def one(request: Asked) -> Any:
         body = request.body() | ({"store": False} if request.form == "background" else {})
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
-            answer = await http.post(request.path, json=body)
+            while (answer := await http.post(request.path, json=body)).status_code == 503:
+                await asyncio.sleep(RETRY_S)  # it is overloaded: a machine may be slow
         assert answer.status_code == 200, answer.text
         return (response_answer if request.form == "background" else chat_answer)(answer.json())
 

@@ -210,6 +210,23 @@ async def test_background_answer_of_a_lost_process_is_finished_unasked(qwen: Any
     assert found["output"][0]["content"][0]["text"] == TEXT
 
 
+async def test_background_answer_that_is_damaged_has_failed(qwen: Any, store: KeptStore) -> None:
+    """Who polls it sees its end."""
+    first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
+    first.allowed = 9
+    asked = {"model": "tiny", "input": "Hi", "background": True, "max_output_tokens": 400}
+    async with keeping(first.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
+        made = (await http.post("/v1/responses", json=asked)).json()
+        await until(lambda: len(first.streams[0].output) == 9)
+        store.rows("INSERT INTO pieces VALUES (?, 999, 999, ?, ?, -1)", made["id"], b"", b"")
+        store.gone()
+        async with keeping(second.pool, qwen.tokenizer, store) as two, httpx.AsyncClient(base_url=two) as other:
+            async with asyncio.timeout(60):
+                while (found := (await other.get(f"/v1/responses/{made['id']}")).json())["status"] != "failed":
+                    await asyncio.sleep(0.02)
+    assert found["error"]["code"] == "server_error" and "damaged" in found["error"]["message"]
+
+
 async def test_reader_of_a_lost_answer_is_cut_and_has_only_bytes_that_are_kept(qwen: Any, store: KeptStore) -> None:
     first, second = Held(qwen.tokenizer, TEXT), Held(qwen.tokenizer, TEXT)
     first.allowed = 9
@@ -257,6 +274,8 @@ async def test_background_answer_waits_for_a_store_that_cannot_be_written(
             while (found := (await http.get(f"/v1/responses/{made['id']}")).json()).get("status") != "completed":
                 await asyncio.sleep(0.02)
         events = await http.get(f"/v1/responses/{made['id']}", params={"stream": "true"})
+        beyond = await http.get(f"/v1/responses/{made['id']}", params={"stream": "true", "starting_after": "999"})
+    assert beyond.status_code == 400 and beyond.json()["error"]["param"] == "starting_after"
     assert found["output"][0]["content"][0]["text"] == TEXT and len(held.streams) == 2
     numbers = [int(number) for number in re.findall(r'"sequence_number":(\d+)', events.text)]
     assert numbers == list(range(len(numbers)))
