@@ -137,7 +137,7 @@ def _expiry(fields: dict[str, str]) -> float | None:
         return None
     if fields.get(ANCHOR, "created_at") != "created_at":
         raise BadRequest(f"`{ANCHOR}` must be created_at", param=ANCHOR, code="out_of_range")
-    if not (text.isascii() and text.isdigit() and MIN_EXPIRY_S <= int(text[:9]) <= MAX_EXPIRY_S):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and MIN_EXPIRY_S <= int(text) <= MAX_EXPIRY_S):
         raise BadRequest(
             f"`{SECONDS}` must be a number from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}", param=SECONDS, code="out_of_range"
         )
