@@ -15,7 +15,7 @@ from frontend.errors import NotFound
 from frontend.kept import conversations
 from frontend.kept.conversations import Conversation
 from frontend.kept.store import Store
-from frontend.routes.files import check_stored
+from frontend.routes.files import add_stored
 from frontend.routes.kept import store_of, tenant_of
 from frontend.schema.base import RequestModel
 from frontend.schema.request_fields import KeptMetadata, check_metadata, doc
@@ -49,9 +49,8 @@ async def create(app: AppState, request: Request) -> Response:
     body = await app.decode(request, raw, ConversationRequest)
     id, tenant = f"conv_{secrets.token_hex(16)}", tenant_of(request)
     items = msgspec.json.decode(raw).get("items") or []
-    await check_stored(app, request, len(raw))
     work = partial(conversations.create, id=id, tenant=tenant, metadata=body.metadata or {}, items=items)
-    await store.write(work)
+    await add_stored(app, request, len(raw), work)
     return json_response((await conversations.existing(store, id, tenant)).shown())
 
 
@@ -79,12 +78,11 @@ async def list_items(app: AppState, request: Request) -> Response:
 
 
 async def add_items(app: AppState, request: Request) -> Response:
-    store, found = await _asked(app, request)
+    _, found = await _asked(app, request)
     raw = await app.body(request)
     await app.decode(request, raw, ItemsRequest)
-    await check_stored(app, request, len(raw))
     work = partial(conversations.add, id=found.id, items=msgspec.json.decode(raw)["items"], nonce=secrets.token_hex(8))
-    added = await store.write(work)
+    added = await add_stored(app, request, len(raw), work)
     return json_response(conversations.page(added, {"order": "asc", "limit": str(conversations.MAX_PAGE)}))
 
 
