@@ -199,8 +199,7 @@ async def test_what_follows_a_conversation_has_the_bounds_of_a_body(
     monkeypatch.setattr(conversations, "ITEMS_AT_ONCE", 2)
     qwen.says = ["One"]
     long: Any = {"role": "user", "content": "A" * 1000}
-    config = {"max_body_bytes": 3000}
-    async with keeping(qwen.pool, qwen.tokenizer, store, **config) as url, openai_sdk(url) as sdk:
+    async with keeping(qwen.pool, qwen.tokenizer, store, max_body_bytes=3000) as url, openai_sdk(url) as sdk:
         made = await sdk.conversations.create(items=[long])
         for _ in range(4):
             added = await sdk.conversations.items.create(made.id, items=[long, {"role": "user", "content": "B"}])
