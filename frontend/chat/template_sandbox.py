@@ -17,7 +17,7 @@ CHILDREN = FairChildren(
     "template", "frontend.text.chat_template:rendered", 2, megabytes=MEGABYTES, most_waiting=64,
     doing="chat templates wait to be rendered",
 )  # fmt: skip
-# Compiling computes constants (`9**9**9`), so it is for a child, too.
+# Compiling computes constants (`9**(9**9)`), so it is for a child, too.
 CHECKS = FairChildren(
     "template-check", "frontend.text.chat_template:template_problem", 1, megabytes=MEGABYTES, most_waiting=16,
     doing="chat templates wait to be checked",
