@@ -84,11 +84,15 @@ class AppState:
         """Reads the body, and unpacks it. Raises what `Bodies.read`, `coding_of` and `check_media_type` raise."""
         check_media_type(request)
         coding = coding_of(request.headers.get("content-encoding", ""))
-        most = self.config.max_body_bytes or largest_body(self._most_images())
-        body = await self.bodies.read(request, most, coding)
+        body = await self.bodies.read(request, self.most_body_bytes, coding)
         body_bytes.set(len(body))
         check_values(body)
         return body
+
+    @property
+    def most_body_bytes(self) -> int:
+        """The limit on a body."""
+        return self.config.max_body_bytes or largest_body(self._most_images())
 
     def _most_images(self) -> int:
         """Returns how many images a request may have: 0 only if all models are loaded and none accepts images."""

@@ -70,6 +70,7 @@ class Librarian:
     _pulls: dict[str, _Download] = field(default_factory=dict)
     _asked: dict[Asker, "asyncio.Task[None] | None"] = field(default_factory=dict)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _checking: asyncio.Lock = field(default_factory=asyncio.Lock)  # a file's header may take half a GB to read
 
     def ask(self, frontend: object, order: Ask) -> None:
         """Begins to carry out an order of a frontend."""
@@ -205,7 +206,8 @@ class Librarian:
         return Library(known.pulled, known.presets | {name: made})
 
     async def _add(self, name: str, file: Path) -> None:
-        await asyncio.to_thread(check_upload, file)
+        async with self._checking:
+            await asyncio.to_thread(check_upload, file)
         model = str(file)
 
         def change(known: Library) -> Library:

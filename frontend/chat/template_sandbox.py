@@ -17,6 +17,22 @@ CHILDREN = FairChildren(
     "template", "frontend.text.chat_template:rendered", 2, megabytes=MEGABYTES, most_waiting=64,
     doing="chat templates wait to be rendered",
 )  # fmt: skip
+# Compiling computes constants (`9**(9**9)`), so it is for a child, too.
+CHECKS = FairChildren(
+    "template-check", "frontend.text.chat_template:template_problem", 1, megabytes=MEGABYTES, most_waiting=16,
+    doing="chat templates wait to be checked",
+)  # fmt: skip
+
+
+async def compile_problem(source: str) -> str:
+    """Returns why a template does not compile within the limits, in a sentence; empty if it does. Raises Overloaded."""
+    try:
+        problem: str = await CHECKS.call(source, seconds=SECONDS)
+        return problem
+    except (NotStarted, Killed) as error:
+        raise Overloaded(f"the template was not compiled: {error}", code="not_ready", retry_after=1.0) from error
+    except (Lost, Raised) as error:
+        return f"it does not compile: {error}"
 
 
 def with_template(context: ModelContext, source: str | None, created: int | None = None) -> ModelContext:

@@ -28,6 +28,7 @@ log = logging.getLogger("sluice.frontend")
 LOOK_S = 0.5  # pause between two looks for work
 BACK_OFF_S = 1.0  # pause after a line that the server could not take
 BESIDE = 1  # how many lines run beside requests of clients
+MOST_READING = 2  # inputs that a process reads at a time, each of another tenant: their lines take a thread long
 MAX_FAILURES = 3  # a line on which the server has failed so often is answered with its last error
 
 
@@ -78,6 +79,7 @@ class BatchRunner:
         self._store, self._most = store, most
         self._lines: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
+        self._readers = set[str]()  # the tenants of the batches in _reading
         self._wake = asyncio.Event()
         self._paused_until = 0.0
         self._watching: asyncio.Task[None] | None = None
@@ -231,14 +233,16 @@ class BatchRunner:
     # reading the input
 
     async def _read(self, batch: Batch) -> None:
-        if batch.id in self._reading:
+        if batch.tenant in self._readers or len(self._readers) >= MOST_READING:
             return
         if await self._store.write(partial(batches.claim, id=batch.id, owner=self._store.owner)):
+            self._readers.add(batch.tenant)
             self._reading[batch.id] = task = asyncio.create_task(self._validate(batch))
-            task.add_done_callback(partial(self._read_to_end, batch.id))
+            task.add_done_callback(partial(self._read_to_end, batch.id, batch.tenant))
 
-    def _read_to_end(self, id: str, task: "asyncio.Task[None]") -> None:
+    def _read_to_end(self, id: str, tenant: str, task: "asyncio.Task[None]") -> None:
         del self._reading[id]
+        self._readers.discard(tenant)
         self._wake.set()
         if task.cancelled() or task.exception() is not None:
             self._store.post(partial(batches.release, id=id, owner=self._store.owner), lambda value, error: None)

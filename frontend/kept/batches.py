@@ -124,6 +124,12 @@ def open_batches(db: Connection) -> list[Batch]:
     return [_made(row) for row in db.execute(f"SELECT {_COLUMNS} FROM batches WHERE ended IS NULL ORDER BY created")]
 
 
+def count_open(db: Connection, tenant: str) -> int:
+    """Returns how many batches of a tenant have not ended."""
+    found = db.execute("SELECT count(*) FROM batches WHERE tenant = ? AND ended IS NULL", (tenant,)).fetchone()
+    return int(found[0])
+
+
 def _row(db: Connection, which: str, *values: str) -> Batch | None:
     found = db.execute(f"SELECT {_COLUMNS} FROM batches WHERE {which}", values).fetchone()
     if found is None:

@@ -58,6 +58,11 @@ def insert(db: Connection, one: KeptFile) -> None:
     )  # fmt: skip
 
 
+def count(db: Connection, id: str, size: int) -> None:
+    """Counts that a file which arrives has `size` bytes."""
+    db.execute("UPDATE files SET bytes = ? WHERE id = ?", (size, id))
+
+
 def add_part(db: Connection, id: str, number: int, packed: bytes) -> None:
     """Adds a part of a file. packed: its bytes, compressed by zlib"""
     db.execute("INSERT INTO file_parts VALUES (?, ?, ?)", (id, number, packed))
@@ -101,7 +106,10 @@ def delete(db: Connection, id: str) -> None:
 
 
 def stored_bytes(db: Connection, tenant: str) -> int:
-    """Returns the bytes of a tenant's uploads, of its waiting lines, and of the outputs of its batches."""
+    """Returns the bytes of a tenant's uploads, of its waiting lines, and of the outputs of its batches.
+
+    A batch whose lines are not read yet has the bytes of its input file.
+    """
     (uploads,) = db.execute(
         "SELECT coalesce(sum(bytes), 0) FROM files WHERE tenant = ? AND batch = ''", (tenant,)
     ).fetchone()
@@ -109,7 +117,12 @@ def stored_bytes(db: Connection, tenant: str) -> int:
         "SELECT coalesce(sum(bytes), 0) FROM batch_lines WHERE batch IN (SELECT id FROM batches WHERE tenant = ?)",
         (tenant,),
     ).fetchone()
-    return int(uploads + outputs)
+    (unread,) = db.execute(
+        "SELECT coalesce(sum(files.bytes), 0) FROM batches JOIN files ON files.id = input_file "
+        "WHERE batches.tenant = ? AND status = 'validating'",
+        (tenant,),
+    ).fetchone()
+    return int(uploads + outputs + unread)
 
 
 def part(db: Connection, id: str, number: int) -> bytes | None:

@@ -11,10 +11,13 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from frontend.kept import files
 from frontend.kept.database import Connection, StoreError
-from frontend.kept.store import SWEEP_ROWS, Store
+from frontend.kept.store import SWEEP_ROWS, Store, Work
+
+T = TypeVar("T")
 
 STORAGE_LIMIT = "storage_limit"  # the code of errors
 KNOWN_S = 2.0  # how long a count of a key's bytes is used
@@ -33,11 +36,21 @@ def of_tenant(db: Connection, tenant: str) -> int:
     """Returns the bytes of a tenant."""
     (own,) = db.execute("SELECT coalesce(sum(bytes), 0) FROM answers WHERE tenant = ?", (tenant,)).fetchone()
     (items,) = db.execute(
-        "SELECT coalesce(sum(length(item)), 0) FROM items WHERE conversation IN "
+        "SELECT coalesce(sum(length(item) + length(id)), 0) FROM items WHERE conversation IN "
         "(SELECT id FROM conversations WHERE tenant = ?)",
         (tenant,),
     ).fetchone()  # fmt: skip
     return files.stored_bytes(db, tenant) + int(own + items)
+
+
+def within(db: Connection, tenant: str, size: int, most: int, work: Work[T]) -> tuple[bool, T | None]:
+    """Runs `work`, which adds `size` bytes, if its tenant may have so many. Returns whether it did, and the result.
+
+    most: bytes that a tenant may have; 0: there is no limit
+    """
+    if most and of_tenant(db, tenant) + size > most:
+        return False, None
+    return True, work(db)
 
 
 def of_all(db: Connection) -> dict[str, Stored]:

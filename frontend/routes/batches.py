@@ -1,5 +1,6 @@
 """Batches on a server with a store: OpenAI's /v1/batches and Anthropic's message batches, made, shown and ended."""
 
+import asyncio
 import secrets
 import time
 import zlib
@@ -21,12 +22,13 @@ from frontend.kept.batch_runner import BatchFormat
 from frontend.kept.batches import Batch
 from frontend.kept.database import Connection
 from frontend.kept.kept import Kept
-from frontend.routes.files import check_stored
+from frontend.routes.files import add_stored
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server.bodies import largest_body
 from shared.config.frontend import FrontendConfig
 
 MAX_PAGE, OPENAI_PAGE = 1000, 20
+MOST_OPEN = 1000  # batches of a key that have not ended, which every frontend looks at each half second
 
 
 def formats(config: FrontendConfig) -> Mapping[str, BatchFormat]:
@@ -41,14 +43,19 @@ async def create(app: AppState, request: Request) -> Response:
     file = await files.existing(kept.store, body.input_file_id, tenant, "input_file_id")
     if file.purpose != "batch":
         raise BadRequest("`input_file_id`: the file's purpose is not batch", param="input_file_id", code="out_of_range")
-    await check_stored(app, request, file.bytes)
     one = _new(tenant, openai.NAME, batches.VALIDATING, body.endpoint, "batch_", openai.WINDOW_S)
     one.input_file, one.metadata = file.id, body.metadata
     if body.output_expires_after is not None:
         one.keep_output_s = body.output_expires_after.seconds
-    await kept.store.write(partial(batches.insert, one=one))
+    await _check_open(kept, tenant)
+    await add_stored(app, request, file.bytes, partial(batches.insert, one=one))
     kept.batches.wake()
     return json_response(openai.shown(one))
+
+
+async def _check_open(kept: Kept, tenant: str) -> None:
+    if await kept.store.read(partial(batches.count_open, tenant=tenant)) >= MOST_OPEN:
+        raise BadRequest(f"{MOST_OPEN} batches of this key have not ended: cancel some", code="too_many_batches")
 
 
 def _new(tenant: str, format: str, status: str, endpoint: str, prefix: str, window_s: float) -> Batch:
@@ -79,13 +86,18 @@ async def list_batches(app: AppState, request: Request) -> Response:
 async def create_messages(app: AppState, request: Request) -> Response:
     kept, tenant = store_of(app), tenant_of(request)
     body = await app.decode(request, await app.body(request), MessageBatchRequest)
-    lines = [(number, id, zlib.compress(data, 1)) for number, id, data in anthropic.lines_of(body)]
-    await check_stored(app, request, sum(len(data) for _, _, data in lines))
+    lines = await asyncio.to_thread(_packed, body)
     one = _new(tenant, anthropic.NAME, batches.VALIDATING, anthropic.ENDPOINT, "msgbatch_", anthropic.WINDOW_S)
     one.owner = kept.store.owner
-    await kept.store.write(partial(_insert_whole, one, lines))
+    await _check_open(kept, tenant)
+    await add_stored(app, request, sum(len(data) for _, _, data in lines), partial(_insert_whole, one, lines))
     kept.batches.wake()
     return json_response(anthropic.shown(await _again(kept, one), _url(request)))
+
+
+def _packed(body: MessageBatchRequest) -> list[tuple[int, str, bytes]]:
+    """Returns number, custom id and compressed request of each line: up to a second of work."""
+    return [(number, id, zlib.compress(data, 1)) for number, id, data in anthropic.lines_of(body)]
 
 
 def _insert_whole(one: Batch, lines: Sequence[tuple[int, str, bytes]], db: Connection) -> None:

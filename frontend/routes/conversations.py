@@ -15,23 +15,28 @@ from frontend.errors import NotFound
 from frontend.kept import conversations
 from frontend.kept.conversations import Conversation
 from frontend.kept.store import Store
-from frontend.routes.files import check_stored
+from frontend.routes.files import add_stored
 from frontend.routes.kept import store_of, tenant_of
 from frontend.schema.base import RequestModel
-from frontend.schema.request_fields import doc
+from frontend.schema.request_fields import KeptMetadata, check_metadata, doc
 
 MAX_ITEMS = 20  # that one request may add; OpenAI's limit
 Items = Annotated[list[Item], Meta(max_length=MAX_ITEMS)]
-Metadata = Annotated[dict[str, str], Meta(max_length=16)]
 
 
 class ConversationRequest(RequestModel):
     items: Annotated[Items | None, doc("The first items")] = None
-    metadata: Annotated[Metadata | None, doc("Kept and shown")] = None
+    metadata: Annotated[KeptMetadata | None, doc("Kept and shown")] = None
+
+    def __post_init__(self) -> None:
+        check_metadata(self.metadata)
 
 
 class ConversationUpdate(RequestModel):
-    metadata: Annotated[Metadata, doc("Takes the place of the old")]
+    metadata: Annotated[KeptMetadata, doc("Takes the place of the old")]
+
+    def __post_init__(self) -> None:
+        check_metadata(self.metadata)
 
 
 class ItemsRequest(RequestModel):
@@ -44,9 +49,8 @@ async def create(app: AppState, request: Request) -> Response:
     body = await app.decode(request, raw, ConversationRequest)
     id, tenant = f"conv_{secrets.token_hex(16)}", tenant_of(request)
     items = msgspec.json.decode(raw).get("items") or []
-    await check_stored(app, request, len(raw))
     work = partial(conversations.create, id=id, tenant=tenant, metadata=body.metadata or {}, items=items)
-    await store.write(work)
+    await add_stored(app, request, len(raw), work)
     return json_response((await conversations.existing(store, id, tenant)).shown())
 
 
@@ -70,20 +74,15 @@ async def delete(app: AppState, request: Request) -> Response:
 
 async def list_items(app: AppState, request: Request) -> Response:
     store, found = await _asked(app, request)
-    return json_response(
-        conversations.page(await store.read(partial(conversations.items, id=found.id)), request.query_params)
-    )
+    return json_response(await conversations.page_of(store, found.id, request.query_params))
 
 
 async def add_items(app: AppState, request: Request) -> Response:
-    store, found = await _asked(app, request)
+    _, found = await _asked(app, request)
     raw = await app.body(request)
     await app.decode(request, raw, ItemsRequest)
-    await check_stored(app, request, len(raw))
-    before = len(await store.read(partial(conversations.items, id=found.id)))
     work = partial(conversations.add, id=found.id, items=msgspec.json.decode(raw)["items"], nonce=secrets.token_hex(8))
-    await store.write(work)
-    added = (await store.read(partial(conversations.items, id=found.id)))[before:]
+    added = await add_stored(app, request, len(raw), work)
     return json_response(conversations.page(added, {"order": "asc", "limit": str(conversations.MAX_PAGE)}))
 
 

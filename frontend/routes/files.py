@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar, cast
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -18,7 +19,7 @@ from frontend.errors import BadRequest, TooLarge
 from frontend.kept import conversations, files, usage
 from frontend.kept.files import PART_BYTES, KeptFile
 from frontend.kept.kept import Kept
-from frontend.kept.store import Store
+from frontend.kept.store import Store, Work
 from frontend.kept.usage import STORAGE_LIMIT, limit_text
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server import multipart
@@ -30,6 +31,8 @@ PURPOSES = ("batch",)
 FORM_BYTES = 1 << 16  # what a form may have beside its file
 MAX_LISTED, LISTED = 10_000, 10_000  # files of a page: at most, and without `limit`
 SECONDS, ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
+COUNTED_BYTES = 8 << 20  # of a file whose length is not announced are counted at a time
+T = TypeVar("T")
 Upload = tuple[dict[str, str], int]  # the fields of a form beside its file, and the bytes of the file
 
 
@@ -38,15 +41,14 @@ async def upload(app: AppState, request: Request) -> Response:
     boundary = multipart.boundary_of(request.headers.get("content-type", ""))
     coding = coding_of(request.headers.get("content-encoding", ""))
     announced = request.headers.get("content-length", "0")
-    free = await _free_space(kept, tenant)
-    with _counted(app, request):
-        _check_size(kept, int(announced) - FORM_BYTES if announced.isdigit() else 0, free)
-    file = KeptFile(f"file-{secrets.token_hex(12)}", tenant, int(time.time()), None, "", "", 0, False)
-    await kept.store.write(partial(files.insert, one=file))
+    least = max(0, int(announced) - FORM_BYTES) if announced.isdigit() and coding is None else 0
+    _check_size(kept, least)
+    file = KeptFile(f"file-{secrets.token_hex(12)}", tenant, int(time.time()), None, "", "", least, False)
+    await add_stored(app, request, least, partial(files.insert, one=file))
     try:
         parts = multipart.parts(unpacked(request.stream(), coding), boundary)
         with _counted(app, request):
-            fields, size = await _received(kept, parts, file.id, free)
+            fields, size = await _received(kept, parts, file)
         purpose, name = fields.get("purpose", ""), fields["file"]
         if purpose not in PURPOSES:
             given = f", not {purpose!r:.80}" if purpose else ""
@@ -59,11 +61,23 @@ async def upload(app: AppState, request: Request) -> Response:
     return json_response(done.shown())
 
 
-async def check_stored(app: AppState, request: Request, size: int) -> None:
-    """Raises TooLarge if the key of a request may not add so many bytes to the store, and counts that."""
+async def add_stored(app: AppState, request: Request, size: int, work: Work[T]) -> T:
+    """Runs `work`, which adds `size` bytes to the store, and returns its result.
+
+    Raises TooLarge if the key of the request may not have so many, and counts that.
+    """
     kept = store_of(app)
     with _counted(app, request):
-        _check_free_space(kept, size, await _free_space(kept, tenant_of(request)))
+        return await _add(kept, tenant_of(request), size, work)
+
+
+async def _add(kept: Kept, tenant: str, size: int, work: Work[T]) -> T:
+    """Checks and writes in one transaction, so that what comes at the same time passes no limit together."""
+    most = kept.usage.most
+    fits, made = await kept.store.write(partial(usage.within, tenant=tenant, size=size, most=most, work=work))
+    if not fits:
+        raise TooLarge(f"{limit_text(most)}: delete some", code=STORAGE_LIMIT)
+    return cast(T, made)
 
 
 @contextmanager
@@ -76,29 +90,31 @@ def _counted(app: AppState, request: Request) -> Iterator[None]:
         raise
 
 
-async def _free_space(kept: Kept, tenant: str) -> int | None:
-    """Returns how many bytes of files, batches and conversations a tenant may add; None: there is no limit."""
-    most = kept.usage.most
-    return most - await kept.store.read(partial(usage.of_tenant, tenant=tenant)) if most else None
-
-
-def _check_free_space(kept: Kept, size: int, free: int | None) -> None:
-    """Raises TooLarge if a tenant may not add so many bytes."""
-    if free is not None and size > free:
-        raise TooLarge(f"{limit_text(kept.usage.most)}: delete some", code="storage_limit")
-
-
-def _check_size(kept: Kept, size: int, free: int | None) -> None:
+def _check_size(kept: Kept, size: int) -> None:
     most = kept.config.max_file_bytes
     if size > most:
         raise TooLarge(f"the file is larger than {most} bytes (--max-file-bytes)", param="file", code="file_too_large")
-    _check_free_space(kept, size, free)
 
 
-async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], id: str, free: int | None) -> Upload:
+async def _count_more(kept: Kept, file: KeptFile, size: int, counted: int) -> int:
+    """Counts that a file which arrives has `size` bytes, and some more. Returns how many are counted now.
+
+    counted: bytes that are counted already. Raises TooLarge.
+    """
+    for wanted in (size + COUNTED_BYTES, size):
+        try:
+            await _add(kept, file.tenant, wanted - counted, partial(files.count, id=file.id, size=wanted))
+            return wanted
+        except TooLarge:
+            if wanted == size:
+                raise
+    return counted
+
+
+async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], file: KeptFile) -> Upload:
     """Writes the form's file to the store as it arrives. Raises BadRequest and TooLarge."""
     fields: dict[str, str] = {}
-    name, written, size, others = "", 0, 0, 0
+    name, written, size, others, id, counted = "", 0, 0, 0, file.id, file.bytes
     held = bytearray()
     async for one in parts:
         if isinstance(one, Part):
@@ -114,7 +130,9 @@ async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], id: str, fre
         else:
             held += one
             size += len(one)
-            _check_size(kept, size, free)
+            _check_size(kept, size)
+            if size > counted:
+                counted = await _count_more(kept, file, size, counted)
             while len(held) >= PART_BYTES:
                 await _write_part(kept.store, id, written, bytes(held[:PART_BYTES]))
                 written += 1
@@ -137,7 +155,7 @@ def _expiry(fields: dict[str, str]) -> float | None:
         return None
     if fields.get(ANCHOR, "created_at") != "created_at":
         raise BadRequest(f"`{ANCHOR}` must be created_at", param=ANCHOR, code="out_of_range")
-    if not (text.isascii() and text.isdigit() and MIN_EXPIRY_S <= int(text[:9]) <= MAX_EXPIRY_S):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and MIN_EXPIRY_S <= int(text) <= MAX_EXPIRY_S):
         raise BadRequest(
             f"`{SECONDS}` must be a number from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}", param=SECONDS, code="out_of_range"
         )

@@ -22,7 +22,7 @@ async def of_response(app: AppState, request: Request) -> Response:
     if app.kept is None:
         check_stateless(decoded)
     else:
-        body, earlier = await whole_request(app.kept, following(Wish(tenant_of(request)), decoded), body)
+        body, earlier = await whole_request(app, following(Wish(tenant_of(request)), decoded), body)
         decoded = await app.decode(request, body, ResponseCountRequest) if earlier else decoded
     model = await app.usable_model(request, decoded, computing=False)
     return json_response(await while_connected(request, responses.count_tokens(decoded, model.context)))

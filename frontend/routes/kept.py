@@ -25,6 +25,7 @@ from frontend.api.formats import ApiFormat, api_format
 from frontend.api.openai import responses
 from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseCountRequest, ResponseRequest
 from frontend.app_state import AppState, json_response
+from frontend.chat.large_chats import body_bytes
 from frontend.chat.reasoning import without_effect
 from frontend.errors import BadRequest, Forbidden, Internal, NotFound, NotSupported, TooLarge
 from frontend.generation.generation import Generation
@@ -39,6 +40,7 @@ from frontend.model_context import check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
 from frontend.schema.base import RequestModel, to_json
+from frontend.schema.decoding import check_values
 from frontend.server.http_protocol import DirectWriter
 from frontend.server.middleware import DIRECT, RECORD, SEND, client_error
 
@@ -115,7 +117,7 @@ async def generate_kept(
         app.metrics.storage_refused(request.scope[RECORD].tenant)
         if wish.background:
             raise TooLarge(full, code="storage_limit")
-    whole, earlier = await whole_request(kept, wish, body)
+    whole, earlier = await whole_request(app, wish, body)
     decoded = await app.decode(request, whole, chosen.REQUEST)
     model = await app.usable_model(request, decoded)
     context = model.context.at(created := int(time.time()))
@@ -227,25 +229,34 @@ def _conversation_of(answer: KeptAnswer) -> Callable[[Connection, bytes], None] 
     return add
 
 
-async def whole_request(kept: Kept, wish: Wish, body: bytes) -> tuple[bytes, int]:
+async def whole_request(app: AppState, wish: Wish, body: bytes) -> tuple[bytes, int]:
     """Returns the body with the items of the earlier responses in front of its own, and without the fields for them;
     and the number of these items.
 
-    Raises NotFound if there are none of this tenant.
+    Raises NotFound if there are none of this tenant, and what `AppState.body` raises for a body that is so large.
     """
     if not (wish.previous or wish.conversation or wish.background):
         return body, 0
     raw: dict[str, Any] = msgspec.json.decode(body)
     items: list[Any] = []
+    kept, most = store_of(app), app.most_body_bytes
     if wish.previous:
         items = await items_until(kept, wish.previous, wish.tenant)
     elif wish.conversation:
-        items = await conversations.items_of(kept.store, wish.conversation, wish.tenant)
+        items = [*await conversations.items_of(kept.store, wish.conversation, wish.tenant, most)]
     if items:
         raw["input"] = items + as_items(raw["input"])
     for name in STATEFUL:
         raw.pop(name, None)
-    return msgspec.json.encode(raw), len(items)
+    whole = msgspec.json.encode(raw)
+    if len(whole) > most:
+        raise TooLarge(
+            f"the request and what it follows have {len(whole)} bytes, and a body may have {most} (--max-body-bytes)",
+            code="request_too_large",
+        )  # fmt: skip
+    check_values(whole)
+    body_bytes.set(len(whole))
+    return whole, len(items)
 
 
 async def items_until(kept: Kept, id: str, tenant: str) -> list[Any]:

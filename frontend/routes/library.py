@@ -108,35 +108,38 @@ SUCCESS = OllamaProgress(status="success")
 async def pull(app: AppState, request: Request) -> Response:
     """Fetches a model, and adds it to the table. Raises Forbidden unless the server allows it and an administrator
     asks."""
+    library = library_of(app, request)
     asked = await app.decode(request, await app.body(request), PullRequest)
     name = _name(asked.model or asked.name)
-    return await _answer(request, _pulled(library_of(app, request), name), stream=asked.stream)
+    return await _answer(request, _pulled(library, name), stream=asked.stream)
 
 
 async def create(app: AppState, request: Request) -> Response:
     """Makes a name for a model. Raises Forbidden as `pull` does, and BadRequest or Unprocessable for a field."""
+    library = library_of(app, request)  # before any work for somebody who may not
     asked = await app.decode(request, await app.body(request), CreateRequest)
     name, digest = _name(asked.model or asked.name), _digest(asked)
-    preset = checked_preset(_preset(asked, digest))
-    library = library_of(app, request)
+    preset = await while_connected(request, checked_preset(_preset(asked, digest)))
     lines = _from_file(library, name, preset, digest) if digest else _created(app.models, library, name, preset)
     return await _answer(request, lines, stream=asked.stream)
 
 
 async def copy(app: AppState, request: Request) -> Response:
     """Makes another name for a model. Raises Forbidden as `pull` does, and NotFound."""
+    library = library_of(app, request)
     asked = await app.decode(request, await app.body(request), CopyRequest)
     source, destination = _name(asked.source, "source"), _name(asked.destination, "destination")
-    with library_of(app, request).asking(lambda ticket: Copy(ticket, source, destination)) as answer:
+    with library.asking(lambda ticket: Copy(ticket, source, destination)) as answer:
         _check(await while_connected(request, answer.done()), source)
     return Response()
 
 
 async def delete(app: AppState, request: Request) -> Response:
     """Removes a name, and a pulled model's files with its last name. Raises Forbidden as `pull` does, and NotFound."""
+    library = library_of(app, request)
     asked = await app.decode(request, await app.body(request), DeleteRequest)
     name = _name(asked.model or asked.name)
-    with library_of(app, request).asking(lambda ticket: Delete(ticket, name)) as answer:
+    with library.asking(lambda ticket: Delete(ticket, name)) as answer:
         _check(await while_connected(request, answer.done()), name)
     return Response()
 

@@ -4,7 +4,7 @@ A field's type says which values it accepts, its default and, in `doc(...)`, its
 tables of docs/api.md are made from these types.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -104,10 +104,17 @@ MAX_STOP_BYTES = 16_384  # of UTF-8, for all stop strings together: their automa
 MAX_STOP_IDS = 1024  # the worker takes no more
 MAX_SALT_CHARS = 256
 MAX_CHOICES = 128
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits: entries, and characters
 
 
 def doc(description: str) -> Meta:
     return Meta(description=description)
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raises FieldError for a key that is too long."""
+    if any(len(name) > MAX_METADATA_KEY for name in metadata or ()):
+        raise FieldError("metadata", f"may have keys of at most {MAX_METADATA_KEY} characters")
 
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -130,6 +137,7 @@ StopTexts = list[StopText]
 MIN_TOKENS = "Neither the model nor a stop id ends the answer before this many tokens; a stop text does"
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
 SaltField = Annotated[Salt | None, doc("The prefix cache is shared only with requests of the same salt")]
+KeptMetadata = Annotated[dict[str, Annotated[str, Meta(max_length=MAX_METADATA_VALUE)]], Meta(max_length=MAX_METADATA)]
 ModelName = Annotated[str | None, doc("A served name, see `/v1/models`; absent or empty: the served model")]
 TemplateArguments = Annotated[dict[str, Any] | None, doc("Variables that are passed to the model's chat template")]
 IncludeReasoning = Annotated[bool, doc("false: leave the reasoning out of the answer; usage still counts it")]

@@ -31,9 +31,17 @@ IK_TYPES = {
     150: "Q8_K128", 151: "Q8_KV", 152: "IQ5_KS", 153: "IQ2_KT", 154: "IQ3_KT", 155: "IQ4_KT", 156: "IQ3_KS",
     157: "IQ2_KL", 158: "IQ1_KT",
 }  # fmt: skip
-TYPE_PART = 4  # which part of a tensor's entry is its type
+AXES_PART, TYPE_PART = 3, 4  # which parts of a tensor's entry are its sizes and its type
+MAX_NAME = 80  # how many characters of a name are repeated
 MAX_REASON = 300  # how many characters of the library's message about a file, which may repeat its names, are repeated
 WIDEST = 4  # bytes of the largest number in a tensor; tensors begin at multiples of WIDEST
+# Bounds of a header, several times those of real models, because it becomes Python values of many times its size: a
+# client may have uploaded the file, and the launcher and all frontends read it.
+MOST_TENSORS = 32_768
+MOST_KEYS = 8_192
+MOST_ENTRIES = 4 << 20  # of all lists together; a vocabulary of 262,144 tokens has 1.3 million, with its merges
+MOST_HEADER_BYTES = 256 << 20
+MOST_AXES = 4  # of a tensor, as in llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +131,29 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
 
     def __init__(self, path: Path) -> None:
         self._path = path  # `data.filename` is where a link leads: in the hub's cache, a name without a suffix
+        self._entries = 0  # of all lists so far
         super().__init__(path)
 
+    def _build_fields(self, offs: int, count: int) -> int:
+        _bound(int(count), MOST_KEYS, "keys")
+        end: int = super()._build_fields(offs, count)
+        return end
+
+    def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[ReaderField]]:
+        _bound(int(count), MOST_TENSORS, "tensors")
+        found: tuple[int, list[ReaderField]] = super()._build_tensor_info(offs, count)
+        return found
+
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
-        if int(offset) + dtype().itemsize * int(count) > len(self.data):
+        end = int(offset) + dtype().itemsize * int(count)
+        if end > len(self.data):
             raise EOFError(f"it ends after {len(self.data)} bytes")
+        _bound(end, MOST_HEADER_BYTES, "bytes")
         return super()._get(offset, dtype, count, override_order)
 
     def _get_tensor_info_field(self, orig_offs: int) -> ReaderField:
         field = super()._get_tensor_info_field(orig_offs)
+        _bound(len(field.parts[AXES_PART]), MOST_AXES, f"axes of the tensor {on_one_line(field.name, MAX_NAME)}")
         if (number := int(field.parts[TYPE_PART][0])) not in KNOWN_TYPES:
             name = f"{IK_TYPES[number]} of ik_llama.cpp" if number in IK_TYPES else f"number {number}, which is unknown"
             raise GgufError(
@@ -146,6 +168,8 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
             return found
         number, count = struct.unpack_from("<IQ", self.data, orig_offs)
         kind, begin = GGUFValueType(number), orig_offs + 12
+        self._entries += count
+        _bound(self._entries, MOST_ENTRIES, "entries in its lists")
         if kind == GGUFValueType.ARRAY:
             raise ValueError("it has an array of arrays, which no model has")
         if kind == GGUFValueType.STRING:
@@ -185,6 +209,11 @@ class _Reader(GGUFReader):  # type: ignore[misc]  # mypy is told to skip the lib
         return StoredTensor(self._path, type.name, tuple(shape), begin, nbytes)
 
 
+def _bound(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise ValueError(f"its header has {count} {what}, and may have at most {most}")
+
+
 def _strings(data: memoryview, at: int, count: int) -> tuple[list[str], int]:
     """Returns `count` texts, each stored behind its length, and the offset of their end."""
     found = []
@@ -193,6 +222,7 @@ def _strings(data: memoryview, at: int, count: int) -> tuple[list[str], int]:
         at += 8
         if length > len(data) - at:
             raise EOFError(f"it ends after {len(data)} bytes")
+        _bound(at + length, MOST_HEADER_BYTES, "bytes")
         found.append(bytes(data[at : at + length]).decode(errors=UNDECODED))
         at += length
     return found, at

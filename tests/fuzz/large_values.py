@@ -333,7 +333,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = asked.model or str(wide_model.save(Path(folder) / "wide"))
         print("| request | status | seconds | silence | growth, MiB | died | answer |", flush=True)
-        flags = ("--max-logprobs", "20", "--max-seq-len", str(CONTEXT), *keys_in(Path(folder)))
+        store = ("--store", str(Path(folder) / "store.db"))  # else the routes of kept answers would not be there
+        flags = ("--max-logprobs", "20", "--max-seq-len", str(CONTEXT), *store, *keys_in(Path(folder)))
         with serving(model, Path(folder) / "log", *flags) as server:
             server.headers = OTHER
             rows = drive(server, asked.only, attacks=not asked.fields, of_fields=not asked.attacks)

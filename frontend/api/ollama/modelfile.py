@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from frontend.api.ollama.types import Options
+from frontend.chat.template_sandbox import compile_problem
 from frontend.errors import BadRequest, SluiceError, Unprocessable
 from frontend.model_context import PRESET_SAMPLING
 from frontend.schema.decoding import decode
-from frontend.text.chat_template import template_problem
 from shared.preset import MOST_TEXT, Preset, Told
 
 COMMAND = re.compile(r"\s*(?P<word>[A-Za-z]+)[ \t]+")
@@ -108,7 +108,7 @@ def _wrong(line: int, problem: str) -> BadRequest:
     return BadRequest(f"`modelfile`: line {line}: {problem}", param="modelfile", code="invalid_modelfile")
 
 
-def checked_preset(made: Preset) -> Preset:
+async def checked_preset(made: Preset) -> Preset:
     """Returns a preset without parameters that have no effect. Raises BadRequest or Unprocessable, which name the
     field."""
     for name in ("system", "template", "license"):
@@ -117,7 +117,7 @@ def checked_preset(made: Preset) -> Preset:
     if sum(len(one.content) for one in made.messages) > MOST_TEXT:
         raise Unprocessable(f"`messages` may have {MOST_TEXT} characters", param="messages", code="out_of_range")
     if made.template:
-        _check_template(made.template)
+        await _check_template(made.template)
     kept: dict[str, Any] = {}
     for name, value in made.parameters.items():
         if name in OFF and value != OFF[name]:
@@ -134,11 +134,11 @@ def checked_preset(made: Preset) -> Preset:
     return msgspec.structs.replace(made, parameters=kept)
 
 
-def _check_template(template: str) -> None:
+async def _check_template(template: str) -> None:
     if GO.search(template):
         raise BadRequest(
             "`template` is one of Go, and this server's are of Jinja: leave it out, and the model's own is used",
             param="template", code="template_not_read",
         )  # fmt: skip
-    if problem := template_problem(template):
+    if problem := await compile_problem(template):
         raise BadRequest(f"`template`: {problem}", param="template", code="template_not_read")

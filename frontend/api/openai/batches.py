@@ -13,7 +13,7 @@ from frontend.kept import batches
 from frontend.kept.batch_runner import Answer
 from frontend.kept.batches import Batch, Line
 from frontend.schema.base import RequestModel
-from frontend.schema.request_fields import doc
+from frontend.schema.request_fields import KeptMetadata, check_metadata, doc
 
 NAME = "openai"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
@@ -22,7 +22,6 @@ MAX_ERRORS = 100  # how many wrong lines are named
 MAX_CUSTOM_ID = 512  # characters
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000  # OpenAI's limits
 WINDOW_S = 86_400.0  # 24h, the only window that OpenAI has
-Metadata = Annotated[dict[str, str], Meta(max_length=16)]
 
 
 class ExpiresAfter(RequestModel):
@@ -36,8 +35,11 @@ class BatchRequest(RequestModel):
     input_file_id: Annotated[str, doc("A file with the purpose batch: one request a line")]
     endpoint: Annotated[Literal[ENDPOINTS], doc("The route of every line")]  # type: ignore[valid-type]
     completion_window: Annotated[Literal["24h"], doc("Lines without an answer after this time expire")]
-    metadata: Annotated[Metadata | None, doc("Kept and shown")] = None
+    metadata: Annotated[KeptMetadata | None, doc("Kept and shown")] = None
     output_expires_after: Annotated[ExpiresAfter | None, doc("When the output files are deleted")] = None
+
+    def __post_init__(self) -> None:
+        check_metadata(self.metadata)
 
 
 class _Line(msgspec.Struct):

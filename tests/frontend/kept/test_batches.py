@@ -15,8 +15,10 @@ import openai
 import pytest
 
 from frontend.errors import Overloaded
+from frontend.kept import batch_runner
 from frontend.kept.batch_runner import in_turns
 from frontend.kept.batches import Batch
+from frontend.routes import batches as routes
 from frontend.routes.batch_lines import LOWEST
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
@@ -352,6 +354,48 @@ async def test_bounds_are_refused_by_name(qwen: Model, store: KeptStore) -> None
         with pytest.raises(openai.APIStatusError, match="--store-max-key-bytes"):
             await sdk.batches.create(input_file_id=file.id, **BATCH)
     assert store.rows("SELECT count(*) FROM files") == [(2,)]
+
+
+async def test_uploads_and_batches_at_the_same_time_pass_no_limit_together(
+    qwen: Model, store: KeptStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(*asked: Any) -> list[Any]:
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [one for one in found if isinstance(one, Exception)]
+        assert all(isinstance(one, openai.APIStatusError) and one.code == "storage_limit" for one in refused), refused
+        return [one for one in found if not isinstance(one, Exception)]
+
+    monkeypatch.setattr(batch_runner, "MOST_READING", 0)  # no lines take the place of their file
+    async with served(store, qwen.tokenizer, store_max_key_bytes=3000) as (_, sdk):
+        files = await at_once(*(sdk.files.create(file=b"x" * 1000, purpose="batch") for _ in range(6)))
+        assert len(files) == 3
+        for one in files[1:]:
+            await sdk.files.delete(one.id)
+        found = await at_once(*(sdk.batches.create(input_file_id=files[0].id, **BATCH) for _ in range(6)))
+        assert len(found) == 2
+        monkeypatch.setattr(routes, "MOST_OPEN", 2)
+        with pytest.raises(openai.BadRequestError, match="cancel some"):
+            await sdk.batches.create(input_file_id=files[0].id, **BATCH)
+
+
+@pytest.mark.parametrize("seconds", ["0000036009999", "000003600" + "0" * 400, "000003600" + "0" * 5000])
+async def test_time_to_keep_a_file_is_a_short_number(qwen: Model, store: KeptStore, seconds: str) -> None:
+    async with served(store, qwen.tokenizer) as (_, sdk):
+        after: Any = {"anchor": "created_at", "seconds": seconds}
+        with pytest.raises(openai.BadRequestError, match=r"expires_after\[seconds\]"):
+            await sdk.files.create(file=b"{}", purpose="batch", expires_after=after)
+
+
+@pytest.mark.parametrize("metadata", [{"a" * 65: "b"}, {"a": "b" * 513}, {str(n): "" for n in range(17)}])
+async def test_metadata_has_the_limits_of_openai(qwen: Model, store: KeptStore, metadata: dict[str, str]) -> None:
+    async with served(store, qwen.tokenizer) as (_, sdk):
+        made = await sdk.conversations.create(metadata={"a" * 64: "b" * 512})
+        for refused in (
+            sdk.conversations.create(metadata=metadata), sdk.conversations.update(made.id, metadata=metadata),
+            sdk.batches.create(input_file_id="file-a", metadata=metadata, **BATCH),
+        ):  # fmt: skip
+            with pytest.raises(openai.BadRequestError, match="metadata"):
+                await refused
 
 
 async def test_server_without_a_store_names_the_flag(qwen: Model) -> None:

@@ -8,6 +8,8 @@ import httpx
 import openai
 import pytest
 
+from frontend.chat import large_chats
+from frontend.kept import conversations
 from tests.frontend.api.scripted import openai_sdk
 from tests.frontend.kept.harness import Held, KeptStore, keeping
 from tests.frontend.speaking import Model
@@ -187,3 +189,52 @@ async def test_without_a_store_stateful_fields_are_refused(qwen: Model) -> None:
             refused = await http.post("/v1/responses", json={"model": "tiny", "input": "A", name: value})
             assert refused.status_code == 400 and refused.json()["error"]["param"] == name
         assert (await http.get("/v1/responses/resp_0")).status_code == 404
+
+
+async def test_what_follows_a_conversation_has_the_bounds_of_a_body(
+    qwen: Model, store: KeptStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the store, items are compressed: a conversation may be a thousand times as large as there."""
+    monkeypatch.setattr(conversations, "PAGE_BYTES", 2000)
+    monkeypatch.setattr(conversations, "ITEMS_AT_ONCE", 2)
+    qwen.says = ["One"]
+    long: Any = {"role": "user", "content": "A" * 1000}
+    async with keeping(qwen.pool, qwen.tokenizer, store, max_body_bytes=3000) as url, openai_sdk(url) as sdk:
+        made = await sdk.conversations.create(items=[long])
+        for _ in range(4):
+            added = await sdk.conversations.items.create(made.id, items=[long, {"role": "user", "content": "B"}])
+            assert len(added.data) == 2
+        for order in ("asc", "desc"):
+            first = await sdk.conversations.items.list(made.id, order=order)
+            assert len(first.data) < 4 and first.has_more
+            every = [one.id async for one in sdk.conversations.items.list(made.id, order=order)]
+            assert len(set(every)) == len(every) == 9
+        with pytest.raises(openai.APIStatusError, match="delete some") as refused:
+            await sdk.responses.create(input="B", conversation=made.id, **ASKED)
+        assert (refused.value.status_code, refused.value.code) == (413, "conversation_too_large")
+        answered = await sdk.responses.create(input="A" * 2000, **ASKED)
+        for ask in (sdk.responses.create, sdk.responses.input_tokens.count):
+            more = ASKED if ask == sdk.responses.create else {"model": "tiny"}
+            with pytest.raises(openai.APIStatusError, match="--max-body-bytes") as refused:
+                await ask(input="A" * 2000, previous_response_id=answered.id, **more)
+            assert (refused.value.status_code, refused.value.code) == (413, "request_too_large")
+
+
+async def test_long_conversation_is_rendered_as_a_long_body_is(
+    qwen: Model, store: KeptStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(large_chats, "FEW_BYTES", 1000)
+    monkeypatch.setattr(large_chats, "MOST_MESSAGES", 30)
+    rendered, in_child = list[str](), large_chats._in_child
+
+    def noted(field: str, *arguments: Any) -> list[str]:
+        rendered.append(field)
+        return in_child(field, *arguments)
+
+    monkeypatch.setattr(large_chats, "_in_child", noted)
+    items: Any = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}] * 10
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        made = await sdk.conversations.create(items=items)
+        await sdk.conversations.items.create(made.id, items=items)
+        assert await sdk.responses.input_tokens.count(model="tiny", input="B", conversation=made.id)
+    assert rendered == ["messages"]

@@ -24,6 +24,8 @@ from tests.patience import PATIENCE_S
 
 ROUTES = (
     ("POST", "/api/pull", {"model": "x"}), ("POST", "/api/create", {"model": "x", "from": "a"}),
+    # a template costs whoever compiles it, so it is not even looked at
+    ("POST", "/api/create", {"model": "x", "from": "a", "template": "{{"}),
     ("POST", f"/api/blobs/sha256:{'0' * 64}", {}),
     ("POST", "/api/copy", {"source": "a", "destination": "x"}), ("DELETE", "/api/delete", {"model": "a"}),
 )  # fmt: skip
@@ -53,6 +55,16 @@ async def test_without_the_flag_every_route_is_refused(
             assert answer.status_code == 403 and "--allow-pull" in answer.json()["error"], path
         assert "allows_pull" not in (await http.get("/v1/models")).json()
         assert not any(isinstance(one, Pull | Create | Delete) for one in launcher.heard)
+
+
+async def test_template_that_is_costly_to_compile_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jinja computes constants while it compiles: this one has 40 million digits."""
+    async with server(tmp_path_factory, monkeypatch) as (http, launcher, _):
+        answer = await http.post("/api/create", json={"model": "x", "from": "a", "template": "{{ 9**(9**8) }}"})
+        assert answer.status_code == 400 and "takes longer than 2.0 s" in answer.json()["error"], answer.text
+        assert not any(isinstance(one, Create) for one in launcher.heard)
 
 
 async def test_only_administrators_may_where_there_are_keys(

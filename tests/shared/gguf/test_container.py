@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.peers.gguf_file import add_metadata, finish
-from shared.gguf.container import Container
+from shared.gguf.container import MOST_ENTRIES, MOST_KEYS, MOST_TENSORS, Container
 from shared.gguf.naming import GgufError
 
 METADATA = {"general.name": "tiny", "tokenizer.ggml.tokens": ["a", "Ġb", "ü"], "tokenizer.ggml.scores": [0.5, -1.5],
@@ -102,7 +102,11 @@ def test_file_with_any_changed_byte_of_its_header_never_fails_otherwise(tmp_path
         (0, b"LLLL", "is not a GGUF file"),
         (4, struct.pack("<I", 99), r"is not a valid GGUF file \(.*version 99"),
         (4, struct.pack(">I", 3), "big-endian"),
-        (8, struct.pack("<Q", 1 << 60), "is not a complete GGUF file"),
+        (
+            8,
+            struct.pack("<Q", 1 << 60),
+            r"is not a valid GGUF file \(its header has 1152921504606846976 tensors, and may",
+        ),
     ],
 )
 def test_foreign_header_is_refused(at: int, value: bytes, words: str, tmp_path: Path) -> None:
@@ -151,6 +155,58 @@ def test_two_tensors_of_one_name_are_refused_on_one_line(tmp_path: Path) -> None
         data = data.replace(entry + one + struct.pack("<I", 2), entry + name + struct.pack("<I", 2))
     path.write_bytes(data)
     with pytest.raises(GgufError, match=r"a\.gguf is not a valid GGUF file \(it has two tensors \\n\)$"):
+        Container.read([path])
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def header(tensors: int, keys: int, rest: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + rest
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            header(0, MOST_KEYS + 1, b"".join(text(b"%d" % n) + b"\7\0\0\0\1" for n in range(9000))),
+            "8193 keys, and may have at most 8192",
+        ),
+        (
+            header(MOST_TENSORS + 1, 0, struct.pack("<QBIQIQ", 1, 97, 1, 0, 0, 0) * 33_000),
+            "32769 tensors, and",
+        ),
+        (
+            header(1, 0, text(b"t") + struct.pack("<I", 100_000) + struct.pack("<Q", 3) * 100_000 + bytes(44)),
+            "100000 axes of the tensor t, and",
+        ),
+        (
+            header(0, 1, text(b"x") + struct.pack("<IIQ", 9, 0, MOST_ENTRIES + 1) + bytes(5 << 20)),
+            "4194305 entries in its lists, and",
+        ),
+        (
+            header(0, 2, (text(b"x") + struct.pack("<IIQ", 9, 8, 3 << 20) + bytes(24 << 20)) * 2),
+            "6291456 entries in its lists, and",
+        ),
+    ],
+)
+def test_header_that_would_take_many_times_its_size_is_refused_before_it_is_read(
+    data: bytes, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(data)
+    with pytest.raises(GgufError, match=rf"a\.gguf is not a valid GGUF file \(its header has {words}"):
+        Container.read([path])
+
+
+@pytest.mark.parametrize("name", ["general.name", "tokenizer.ggml.tokens", "x.numbers"])
+def test_header_has_a_limit_on_its_bytes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long: dict[str, Any] = {"general.name": "a" * 5000, "tokenizer.ggml.tokens": ["a" * 5000], "x.numbers": [1] * 5000}
+    path = write(tmp_path / "a.gguf", **{name: long[name]})
+    Container.read([path])
+    monkeypatch.setattr("shared.gguf.container.MOST_HEADER_BYTES", 4096)
+    with pytest.raises(GgufError, match=r"its header has \d+ bytes, and may have at most 4096"):
         Container.read([path])
 
 
