@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults import kept
+from tests.encoders import encoder
+from tests.faults import kept, vectors
 from tests.faults.catalog import FAULTS
 from tests.faults.fault import Fault
 from tests.faults.soak import soak
 from tests.faults.trial import Row, Size, table, trial
 
 KEPT_TOKENS = 60  # of a kept answer
+KILLS, CLIENTS = 3, 6  # of a worker that computes vectors; and how many clients ask for them
 
 
 def main() -> int:
@@ -42,7 +44,13 @@ def main() -> int:
         "--kept", nargs="*", metavar="NAME", help=f"instead: faults of kept answers, from {', '.join(kept.FAULTS)}"
     )
     parser.add_argument("--copies", type=int, default=4, help="kept answers of each kind and form")
+    parser.add_argument(
+        "--vectors", type=int, default=0, metavar="TEXTS",
+        help="instead: kill -9 of the worker while clients ask --model, an encoder, for vectors of so many texts",
+    )  # fmt: skip
     args = parser.parse_args()
+    if args.vectors:
+        return _run_vectors(args.model, args.vectors)
     if args.kept is not None:
         if unknown := [name for name in args.kept if name not in kept.FAULTS]:
             parser.error(f"no such fault of kept answers: {', '.join(unknown)}")
@@ -70,6 +78,14 @@ def _run_kept(names: Sequence[str], copies: int) -> int:
             rows += found
     print(kept.table(rows), kept.summary(rows), sep="\n\n")
     return 0 if all(row.good for row in rows) else 1
+
+
+def _run_vectors(model: str, count: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="faults-model-") as folder:
+        row = vectors.drive(model or str(encoder(Path(folder) / "model")), count, kills=KILLS, clients=CLIENTS)
+    print(*row.notes, sep="\n", file=sys.stderr)
+    print(vectors.table(row))
+    return 0 if row.good else 1
 
 
 def _run_soak(seconds: float, size: Size) -> Row:
