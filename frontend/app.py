@@ -5,7 +5,7 @@ routes that need them respond with 503, and `/ready` says what is missing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend.api.formats import API_FORMATS, MODULES, error_format
 from frontend.app_state import AppState
@@ -168,9 +169,15 @@ def create_app(config: FrontendConfig, models: ModelTable, metrics: PrometheusMe
         ended=partial(_ended, ended),
         live=(live := Live()),
     )
+    found = routes(state)
     app = Starlette(
-        routes=routes(state),
-        middleware=[*_cors(origins), requests, *_comments_while_loading(config, models)],
+        routes=found,
+        middleware=[
+            *_cors(origins),
+            requests,
+            *_comments_while_loading(config, models),
+            Middleware(ExactRoutes, routes=found),
+        ],
         lifespan=_lifespan(state, ended, live),
         exception_handlers={HTTPException: _pass_on},
     )
@@ -186,6 +193,25 @@ def routes(state: AppState) -> list[Route]:
         Route("/web/{name:path}", playground.page),
         *(Route(path, partial(_dispatch, handler, state), methods=[method]) for method, path, handler in ROUTES),
     ]
+
+
+class ExactRoutes:
+    """Finds the route of a path without parameters in a table, and leaves other requests to the router, which compares
+    a path with one route after another. A handler's exceptions go on to the middleware outside, as _pass_on says."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
+        self._app = app
+        self.exact: dict[tuple[str, str], Route] = {}
+        for route in routes:
+            for method in () if route.param_convertors else route.methods or ():
+                self.exact.setdefault((method, route.path), route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.exact.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if route is None or scope.get("root_path"):
+            return await self._app(scope, receive, send)
+        scope.update(endpoint=route.endpoint, path_params={}, route=route)
+        await route.app(scope, receive, send)
 
 
 def _ended(ended: EndHooks, record: RequestRecord) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.faults import batches, kept
+from tests.encoders import encoder
+from tests.faults import batches, kept, vectors
 from tests.faults.catalog import FAULTS
 from tests.faults.fault import Fault
 from tests.faults.soak import soak
@@ -19,6 +20,7 @@ from tests.faults.trial import Row, Size, table, trial
 
 KEPT_TOKENS = 60  # of a kept answer
 BATCH_TOKENS = 6  # of a line of a batch
+KILLS, CLIENTS = 3, 6  # of a worker that computes vectors; and how many clients ask for them
 
 
 def main() -> int:
@@ -50,9 +52,15 @@ def main() -> int:
         metavar="LINES",
         help="instead: batches of so many lines, with --rounds kills of each kind at random lines",
     )
+    parser.add_argument(
+        "--vectors", type=int, default=0, metavar="TEXTS",
+        help="instead: kill -9 of the worker while clients ask --model, an encoder, for vectors of so many texts",
+    )  # fmt: skip
     args = parser.parse_args()
     if args.batch:
         return _run_batches(args.model or "demo", args.batch, args.rounds, args.seed)
+    if args.vectors:
+        return _run_vectors(args.model, args.vectors)
     if args.kept is not None:
         if unknown := [name for name in args.kept if name not in kept.FAULTS]:
             parser.error(f"no such fault of kept answers: {', '.join(unknown)}")
@@ -90,6 +98,14 @@ def _run_batches(model: str, lines: int, rounds: int, seed: int) -> int:
     print(*(note for row in rows for note in row.notes), sep="\n", file=sys.stderr, flush=True)
     print(kept.table(rows))
     return 0 if all(row.good for row in rows) else 1
+
+
+def _run_vectors(model: str, count: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="faults-model-") as folder:
+        row = vectors.drive(model or str(encoder(Path(folder) / "model")), count, kills=KILLS, clients=CLIENTS)
+    print(*row.notes, sep="\n", file=sys.stderr)
+    print(vectors.table(row))
+    return 0 if row.good else 1
 
 
 def _run_soak(seconds: float, size: Size) -> Row:

@@ -3,9 +3,14 @@
 Every row of a linear or a norm depends on its own input only, and attention stays within a text. So the bits of a text
 do not depend on the other texts of a step. What follows the layers (a head, linears after pooling) is computed for each
 text alone.
+
+On a CPU whose C library can be used, the loop is in C (csrc/encoder.c), with the same bits: for a short text, the calls
+from Python between the kernels would take as long as a quarter of the kernels.
 """
 
-from ctypes import c_uint64
+import ctypes
+from collections.abc import Iterator
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +25,14 @@ from worker.encoder.weights import EncoderWeights
 from worker.models.decoder import Layer, tables
 from worker.models.mlp import DenseWeights
 from worker.operations import FAST, Operations
+from worker.ops import native as c_library
+from worker.ops.activation import native as activation_native
 from worker.ops.attention import text_attention
+from worker.ops.linear.native import CpuWeight
+from worker.ops.linear.packed import PackedLinear
+from worker.ops.norm import native as norm_native
 from worker.ops.rope import rotary
+from worker.spec import ACTIVATIONS as OF_LAYERS
 
 ACTIVATIONS = {"identity": lambda x: x, "tanh": torch.tanh, "relu": torch.relu, "gelu": gelu}
 
@@ -48,11 +59,16 @@ class Encoder:
         self._ropes = [tables(rope, model.head_dim, most_tokens, "cpu") for rope in model.ropes]
         self._embed_scale = torch.tensor(model.embed_scale).to(weights.embed.dtype).item()
         self._norms = [*(layer.before_attention for layer in weights.layers), weights.last_norm]
+        linears = [linear for layer in weights.layers for linear in layer.linears]
+        in_c = c_library.available(weights.embed.dtype) and all(linear.cpu is not None for linear in linears)
+        self._in_c = LayersC(spec, weights, self._ropes, self.layers_started) if in_c else None
 
     @torch.inference_mode()
     def hidden(self, texts: Texts) -> Tensor:
         """Returns the hidden states of all tokens after the last norm, [T, H]."""
         x = h = self._embedded(texts)
+        if self._in_c is not None and self.operations is FAST:
+            return self._in_c.run(x, texts)
         if (first := self._norms[0]) is not None and not self.spec.norms_after_sums:
             h = self.operations.rms_norm(x, first, self.spec.model.norm_eps, offset=self.spec.model.norm_offset)
         for index, layer in enumerate(self.weights.layers):
@@ -79,7 +95,7 @@ class Encoder:
         assert isinstance(feed, DenseWeights)
         mixed, o = self._attention(h, layer, index, texts), layer.mixer.o
         if spec.norms_after_sums:  # the residual stream is what follows the norm
-            h, _ = do.linear_add_norm(mixed, o, x, layer.after_attention, eps)
+            h, _ = do.linear_add_norm(mixed, o, x, layer.after_attention, eps, offset=offset, scale=scale)
             inner, residual, last, after = self._inner(h, feed), h, layer.after_mlp, None
         else:
             h, residual = do.linear_add_norm(
@@ -160,3 +176,126 @@ def pool(rows: Tensor, kind: PoolingKind) -> Tensor:
             return rows.float().amax(0, keepdim=True)
     total = np.add.reduce(rows.float().numpy(), axis=0)  # NumPy adds one row after another
     return torch.from_numpy(total / np.float32(len(rows)))[None]
+
+
+# The loop over the layers in C. Its structures have the same fields, in the same order, as the structs in
+# csrc/encoder.c, which explains them.
+
+LINEARS, HEAD_NORMS = ("qkv", "o", "gate_up", "down"), ("q_norm", "k_norm")
+SUM_NORMS = ("after_attention", "after_first_sum", "after_mlp", "after_second_sum")
+BUFFERS = ("projected", "q", "k", "inner")
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in (*LINEARS, *HEAD_NORMS, *SUM_NORMS, "activation", "cos", "sin")),
+        *((name, c_long) for name in ("kv_heads", "d", "reach")), ("whole", c_int),
+    ]  # fmt: skip
+
+
+class _Model(Structure):
+    _fields_ = [
+        ("kernels", c_void_p * 8), ("layers", POINTER(_Layer)), ("first_norm", c_void_p),
+        *((name, c_long) for name in ("num_layers", "hidden_size", "heads", "element_size")),
+        *((name, c_float) for name in ("eps", "offset", "scale", "residual_scale")),
+        *((name, c_int) for name in ("activation", "gated", "is_bf16", "norms_after_sums")),
+        ("layers_started", POINTER(c_uint64)),
+    ]  # fmt: skip
+
+
+class _Step(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("x", "h", *BUFFERS, "places", "starts")),
+        ("t", c_long), ("texts", c_long), ("threads", c_int),
+    ]  # fmt: skip
+
+
+class LayersC:
+    """All layers of an encoder. It is not thread-safe, because every call uses the same buffers."""
+
+    def __init__(
+        self, spec: EncoderSpec, weights: EncoderWeights, ropes: list[tuple[Tensor, Tensor]], layers_started: c_uint64
+    ) -> None:
+        """ropes: cos and sin of each rotary embedding of the model"""
+        loaded, model, dtype = c_library.library(), spec.model, weights.embed.dtype
+        assert loaded is not None
+        self._library, self._after_sums = loaded, spec.norms_after_sums
+        # kept because the library holds only the addresses of these objects and their tensors
+        self._referenced = weights, ropes, layers_started
+        norms = list(_sum_norms(spec, weights))
+        kinds = {norm_native.norm_kind(norm) for four in norms for norm in four if norm is not None}
+        (kind,) = kinds or {"rms_norm"}
+        names = (kind, "rms_norm", f"add_{kind}", "activate", "act_and_mul", "gemm", "rotary", "text_attention")
+        functions = (ctypes.cast(getattr(c_library.kernels()[dtype], name), c_void_p) for name in names)
+        self._layers = (_Layer * len(weights.layers))(
+            *(_addresses(spec, at, layer, norms[at], ropes) for at, layer in enumerate(weights.layers))
+        )
+        first = None if spec.norms_after_sums else weights.layers[0].before_attention
+        self._model = _Model(
+            (c_void_p * len(names))(*functions), self._layers, c_library.address(first),
+            len(weights.layers), model.hidden_size, model.heads, dtype.itemsize,
+            model.norm_eps, float(model.norm_offset), model.attention_scale, model.residual_scale,
+            OF_LAYERS.index(model.activation), model.gated, dtype == torch.bfloat16, spec.norms_after_sums,
+            ctypes.pointer(layers_started),
+        )  # fmt: skip
+        linears = [{name: _linear(layer, name) for name in LINEARS} for layer in weights.layers]
+        heads = max(one["o"].k for one in linears)
+        self._widths = (
+            max(max(one["qkv"].n, one["gate_up"].n) for one in linears), heads, heads,
+            max(max(one["o"].k, one["down"].k) for one in linears),
+        )  # fmt: skip
+        self._buffers: list[Tensor] = []
+
+    def run(self, x: Tensor, texts: Texts) -> Tensor:
+        """Returns the hidden states after the last norm, [T, H]. x: the embedded tokens [T, H], which are overwritten
+
+        Raises MemoryError when scratch memory cannot be allocated.
+        """
+        rows = x.shape[0]
+        if not self._buffers or self._buffers[0].shape[0] < rows:
+            size = 1 << (rows - 1).bit_length()
+            self._buffers = [c_library.huge_pages(torch.empty(size, width, dtype=x.dtype)) for width in self._widths]
+        h = torch.empty_like(x)
+        assert x.is_contiguous() and texts.places.is_contiguous() and texts.starts.is_contiguous()
+        assert texts.places.dtype == torch.int64 and texts.starts.dtype == torch.int32
+        step = _Step(
+            x.data_ptr(), h.data_ptr(), *(buffer.data_ptr() for buffer in self._buffers), texts.places.data_ptr(),
+            texts.starts.data_ptr(), rows, texts.starts.shape[0] - 1, torch.get_num_threads(),
+        )  # fmt: skip
+        if self._library.encoder_forward(ctypes.byref(self._model), ctypes.byref(step)):
+            raise MemoryError("no memory for the scratch of a layer")
+        return x if self._after_sums else h
+
+
+def _sum_norms(spec: EncoderSpec, weights: EncoderWeights) -> Iterator[tuple[Tensor | None, ...]]:
+    """Yields the weights of SUM_NORMS of each layer."""
+    following = [*(layer.before_attention for layer in weights.layers[1:]), weights.last_norm]
+    for layer, after in zip(weights.layers, following, strict=True):
+        if spec.norms_after_sums:
+            yield None, layer.after_attention, None, layer.after_mlp
+        else:
+            yield layer.after_attention, layer.before_mlp, layer.after_mlp, after
+
+
+def _linear(layer: Layer, name: str) -> CpuWeight:
+    packed: PackedLinear = getattr(layer.mixer if name in ("qkv", "o") else layer.feed_forward, name)
+    assert packed.cpu is not None
+    return packed.cpu
+
+
+def _addresses(
+    spec: EncoderSpec, index: int, layer: Layer, norms: tuple[Tensor | None, ...], ropes: list[tuple[Tensor, Tensor]]
+) -> _Layer:
+    model, feed = spec.model, layer.feed_forward
+    assert isinstance(feed, DenseWeights)
+    kind = model.layers[index]
+    kv_heads, d = model.kv_shape(kind)
+    heads = [getattr(layer.mixer, name) if model.qk_norm else None for name in HEAD_NORMS]
+    tables = ropes[kind.rope] if model.ropes[kind.rope].kind != "none" else (None, None)
+    activation_native.check_parameters(feed.activation)
+    assert all(one is None or one.is_contiguous() for one in (*norms, *heads, *tables))
+    return _Layer(
+        *(ctypes.addressof(_linear(layer, name).struct) for name in LINEARS),
+        *map(c_library.address, (*heads, *norms, feed.activation, *tables)),
+        kv_heads, d, spec.reaches[index], heads[0] is not None and heads[0].shape[0] != d,
+    )  # fmt: skip

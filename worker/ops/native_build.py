@@ -122,7 +122,7 @@ SOURCES = Path(__file__).parents[1]
 FOLDERS = (  # where C lies below SOURCES: beside what it computes. Names are unique, so sources include bare names.
     "ops/csrc", "ops/linear/csrc", "ops/linear/csrc/amx", "ops/linear/csrc/integer", "ops/attention/csrc",
     "ops/norm/csrc", "ops/activation/csrc", "ops/rope/csrc", "ops/moe/csrc", "ops/recurrent/csrc", "ops/embedding/csrc",
-    "lora/csrc", "models/csrc",
+    "lora/csrc", "models/csrc", "encoder/csrc",
 )  # fmt: skip
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -135,7 +135,8 @@ NEON = ("-march=armv8-a",)
 DOTPROD = ("-march=armv8.2-a+dotprod",)
 ROUND_TWICE = ("-ffp-contract=off",)  # no fused multiply-add: products are rounded before they are added
 ANY = (
-    "cpu_features.c", "pack.c", "pack_codes.c", "decoder.c", "experts.c", "ranks.c", "sockets.c", "adapters.c",
+    "cpu_features.c", "pack.c", "pack_codes.c", "decoder.c", "encoder.c", "experts.c", "ranks.c", "sockets.c",
+    "adapters.c",
 )  # fmt: skip
 ROWS = (
     "add_product.c", "few_rows.c", "norm.c", "activation.c", "rope.c", "combine.c", "mamba2.c", "short_conv.c",

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import schemathesis
 from jsonschema_rs import Draft202012Validator, meta
-from starlette.routing import Route
+from starlette.routing import Match, Route, Router
 
+from frontend.app import ExactRoutes
 from frontend.routes.openapi import document
 from frontend.routes.openapi_types import REQUESTS, RESPONSES
 from frontend.text.tokenizer import Tokenizer
@@ -87,3 +88,12 @@ def test_process_that_has_read_all_types_ends_without_a_crash() -> None:
     script = "from frontend.routes import openapi; openapi.document()"
     ended = [subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3]).returncode for _ in range(6)]
     assert ended == [0] * 6
+
+
+async def test_table_of_exact_paths_has_the_route_that_the_router_finds(tokenizer: Tokenizer) -> None:
+    routes = [route for route in app_over(FakePool(), tokenizer).routes if isinstance(route, Route)]
+    found = ExactRoutes(Router(routes), routes).exact
+    assert len(found) > len(routes) / 2 and ("POST", "/v1/chat/completions") in found
+    for (method, path), route in found.items():
+        scope = {"type": "http", "method": method, "path": path}
+        assert route is next(one for one in routes if one.matches(scope)[0] is Match.FULL), (method, path)

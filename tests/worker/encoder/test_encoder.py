@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ from shared.config.worker import WorkerConfig
 from shared.gguf.config_encoder import unigram
 from shared.gguf.translated import translated
 from tests import encoders
+from worker.encoder.runner import EncoderRunner
 from worker.engine.build import Engine, load_engine
+from worker.operations import FAST
 from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 TEXT = [2, *range(5, 33), 3]
@@ -48,6 +52,17 @@ def sequence(ids: list[int], pooling: m.Pooling, second_from: int = 0) -> Sequen
 
 
 def computed(engine: Engine, *sequences: Sequence) -> list[NDArray[np.float32]]:
+    """Computes texts in one step with the loop in C, and asserts that the loop in Python gives the same bits."""
+    found = computed_once(engine, *sequences)
+    encoder = cast(EncoderRunner, engine.runner)._encoder
+    assert encoder._in_c is not None
+    encoder.operations = replace(FAST)  # which is not FAST itself
+    assert [rows.tobytes() for rows in computed_once(engine, *sequences)] == [rows.tobytes() for rows in found]
+    encoder.operations = FAST
+    return found
+
+
+def computed_once(engine: Engine, *sequences: Sequence) -> list[NDArray[np.float32]]:
     plan = Plan([Chunk(one, 0, len(one.tokens), False) for one in sequences])
     return [rows for _, _, rows in engine.runner.launch(plan).read().pooled]
 
