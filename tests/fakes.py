@@ -70,6 +70,7 @@ class FakePool:
     closed: bool = False
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     calls: int = 0
+    recovery_timeout: float = 120.0
     resets: int = 0  # how often the prefix cache was reset
     deaf: bool = False  # whether the worker leaves resets unconfirmed
 

@@ -34,6 +34,7 @@ DRAINING_RETRY_S = 5.0  # the Retry-After while draining: another server may hav
 HANDSHAKE_S = 0.5  # how long a request waits for a worker that may be ready at any moment
 MAX_TOKENS = 1 << 22  # limit on prompt tokens times `n` in a request of several sequences: 16 MiB of messages
 FULL_S = 0.25  # pause before prompts are submitted again that the workers' queue had no place for
+WITHOUT_WORKER = ("not_ready", "worker_lost")  # codes of refusals while no worker is ready
 POLL_S = 0.02  # pause between two checks for the end of a handshake or of a drain
 
 
@@ -340,15 +341,27 @@ class Windows:
             raise deadline_error() from None
 
     async def _start(self, window: GenerationRequest) -> Generation:
-        """Submits prompts, again and again while the queue is full of the tenant's own. Raises what `start` raises."""
-        places, tenant = self._service.prompt_places, window.admission.tenant
+        """Submits prompts, again and again while the queue is full of the tenant's own, or while a request whose first
+        prompts are computed has no worker: then it waits for one as long as streams do. Raises what `start` raises.
+        """
+        places, tenant, begun = self._service.prompt_places, window.admission.tenant, bool(self.choices)
+        lost_at: float | None = None
         while True:
             try:
                 return await self._service.start(window, self._arrived_at)
-            except Overloaded as full:
-                if full.code != "queue_full" or not (self.choices or places.is_computing(tenant)):
+            except Overloaded as refused:
+                if refused.code == "queue_full":
+                    if not (begun or places.is_computing(tenant)):
+                        raise
+                elif not begun or refused.code not in WITHOUT_WORKER or self._service.draining:
                     raise
-                await asyncio.sleep(min(full.retry_after or FULL_S, FULL_S))
+                elif lost_at is None:
+                    lost_at = time.monotonic()
+                elif time.monotonic() - lost_at > self._service.pool.recovery_timeout:
+                    raise
+                if window.admission.deadline_ms and _time_left(window, self._arrived_at) <= 0:
+                    raise deadline_error() from None
+                await asyncio.sleep(min(refused.retry_after or FULL_S, FULL_S))
 
 
 def _window(request: GenerationRequest, at: slice) -> GenerationRequest:

@@ -69,7 +69,7 @@ class WorkerPool:
             wire, discovery, self._connect, model=model, tokenizer_hash=tokenizer_hash, resolve_s=resolve_s
         )
         self._stall_timeout = stall_timeout
-        self._recovery_timeout = recovery_timeout
+        self.recovery_timeout = recovery_timeout
         self._placement = Placement()
         self._waiting: dict[Stream, float] = {}  # stream without a worker → when its wait began
         self._tried: dict[Stream, list[WorkerConnection]] = {}  # new stream → workers that did not admit it
@@ -407,7 +407,7 @@ class WorkerPool:
     def _check(self, connection: WorkerConnection, now: float) -> None:
         if connection.welcome is None or connection.stalled:
             self._evacuate(connection)
-        if connection.welcome is None and now - connection.lost_since > self._recovery_timeout:
+        if connection.welcome is None and now - connection.lost_since > self.recovery_timeout:
             self._fail_all(list(connection.streams.values()))
         if connection.leaving and not connection.streams:
             self._router_of(connection).forget(connection.address.name)
@@ -415,14 +415,14 @@ class WorkerPool:
 
     def _retry(self, now: float) -> None:
         self._retried_at = now
-        self._fail_all([s for s, since in self._waiting.items() if now - since > self._recovery_timeout])
+        self._fail_all([s for s, since in self._waiting.items() if now - since > self.recovery_timeout])
         for stream in list(self._waiting) if self.membership.ready() else []:
             self._resume(stream)
 
     def _fail_all(self, streams: list[Stream]) -> None:
         for stream in streams:
             self.counters.lost += 1
-            self._fail(stream, m.Outcome.ERROR, f"the worker did not come back within {self._recovery_timeout:g} s")
+            self._fail(stream, m.Outcome.ERROR, f"the worker did not come back within {self.recovery_timeout:g} s")
 
 
 def _keyed(submit: m.Submit) -> bytes:

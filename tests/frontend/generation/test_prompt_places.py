@@ -167,6 +167,22 @@ async def test_full_queue_halfway_is_waited_for(tokenizer: Tokenizer) -> None:
     assert pool.calls > WINDOW + 5 and not pool.live
 
 
+@pytest.mark.parametrize("code", ["not_ready", "worker_lost"])
+async def test_worker_that_is_lost_halfway_is_waited_for(tokenizer: Tokenizer, code: str) -> None:
+    lost = Overloaded("the worker was lost", code=code, retry_after=0.01)
+    pool = FakePool(play=pooling(lambda ids: [1.0]), refusals={WINDOW: lost, WINDOW + 1: lost})
+    service = make_service(tokenizer, pool)
+    assert await _vectors(Windows(service, _asked(WINDOW + 5), 0.0)) == WINDOW + 5
+    pool.refusals = dict.fromkeys(range(pool.calls, pool.calls + 2 * WINDOW), lost)
+    with pytest.raises(Overloaded, match="lost"):  # nothing is computed yet
+        await _vectors(Windows(service, _asked(2), 0.0))
+    pool.refusals = dict.fromkeys(range(pool.calls + WINDOW, pool.calls + 2 * WINDOW), lost)
+    pool.recovery_timeout = 0.02
+    with pytest.raises(Overloaded, match="lost"):
+        await _vectors(Windows(service, _asked(WINDOW + 5), 0.0))
+    assert not pool.live
+
+
 async def test_queue_that_is_full_of_own_prompts_is_waited_for(tokenizer: Tokenizer) -> None:
     full = Overloaded("full", code="queue_full", retry_after=0.01)
     pool = FakePool(refusals={1: full, 2: full})
