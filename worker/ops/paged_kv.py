@@ -183,7 +183,7 @@ def v_is_paired(cache_v: Tensor) -> bool:
 
 
 def k_is_transposed(cache_v: Tensor) -> bool:
-    """Returns whether keys of 16 consecutive tokens are stored transposed: [pages, page_size / 16, Hk, D / 2, 16, 2] in
+    """Returns whether keys of 32 consecutive tokens are stored transposed: [pages, page_size / 32, Hk, D / 2, 32, 2] in
     memory.
 
     Then the kernel that multiplies queries by 16 keys at once reads keys directly from the cache. AMX multiplies by

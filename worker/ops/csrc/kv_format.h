@@ -21,7 +21,7 @@
  * transposed (k_is_transposed). KV_INT4: values are in four bits, and keys are rows of KV_INT8. */
 enum { KV_PLAIN, KV_PAIRED, KV_TRANSPOSED, KV_INT8, KV_FP8, KV_INT4 };
 
-#define KEYS_TOGETHER 16 /* how many keys are transposed together: [Hk][D / 2][KEYS_TOGETHER][2] */
+#define KEYS_TOGETHER 32 /* how many keys are transposed together: [Hk][D / 2][KEYS_TOGETHER][2] */
 
 #define SCALE_BYTES 4
 #define GROUP 32           /* elements of a row in four bits that share a multiplier */

@@ -51,7 +51,7 @@ def as_written(cache_k: Tensor, cache_v: Tensor) -> list[Tensor]:
     if paged_kv.v_is_paired(v):
         v = v.unflatten(1, (-1, 2)).permute(0, 1, 3, 4, 2).reshape(v.shape)
     if paged_kv.k_is_transposed(v):
-        k = k.unflatten(1, (-1, 16)).unflatten(4, (-1, 2)).permute(0, 1, 3, 4, 2, 5).reshape(k.shape)
+        k = k.unflatten(1, (-1, 32)).unflatten(4, (-1, 2)).permute(0, 1, 3, 4, 2, 5).reshape(k.shape)
     return [k, v]
 
 

@@ -1,12 +1,12 @@
-/* bf16 attention with vdpbf16ps. Keys are transposed, 16 of them together, to [pairs of d][16 keys], or are stored so. So
- * each score is one chain over the pairs of d, in its own element of a register. The weights are rounded to bf16. Pairs of weights are
+/* bf16 attention with vdpbf16ps. Keys are transposed, KEYS_TOGETHER of them together, to [pairs of d][keys], or are stored
+ * so. So each score is one chain over the pairs of d, in its own element of a register. The weights are rounded to bf16. Pairs of weights are
  * multiplied by values that are interleaved in pairs of keys, so each output is one chain over the key pairs of a
  * block. Missing rows of a tile are skipped: a decode step computes only the query heads that share a key/value
  * head. */
 #include "bf16_rows.h"
 #include "key_addresses.h"
 
-/* For one head, s->k: [BLOCK_KEYS / 16][D / 2 padded to 16][16][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
+/* For one head, s->k: [BLOCK_KEYS / KEYS_TOGETHER][D / 2 padded to 16][KEYS_TOGETHER][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
 #define MAX_ROWS_AT_ONCE 6 /* the most rows with 4 registers of scores or outputs each; with 8 registers each, 3 rows */
@@ -26,6 +26,15 @@ static void load_q(const AttentionArgs *a, Tile *tile, const WorkItem *item) {
     }
 }
 
+/* The bytes from one pair of d to the next. Registers of neighbouring keys lie side by side: if they were a whole head
+ * apart, as many bytes as a power of two, they would be in the same set of the L1 cache. */
+#define PAIR_BYTES (KEYS_TOGETHER * 4)
+
+/* Returns the address of the first pair of key i of a block, in transposed keys of `d` elements. */
+INLINE char *transposed_keys(char *keys, long d, long i) {
+    return keys + i / KEYS_TOGETHER * KEYS_TOGETHER * d * 2 + i % KEYS_TOGETHER * 4;
+}
+
 INLINE void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long offset, char *to, Prefetch *prefetch,
                            const int kv_format) {
     const long lines = has_codes(kv_format) ? 1 : 2;
@@ -35,17 +44,18 @@ INLINE void transpose_keys(const AttentionArgs *a, const KeyAddresses *p, long o
             for (int j = 0; j < 16; j++) rows[j] = load_32(p->keys[i + j] + offset, a->d, step * 32, key_format(kv_format));
             for (int j = 0; j < 8; j++) prefetch_lines(prefetch, lines);
             transpose_16x16(rows);
-            for (int j = 0; j < 16; j++) _mm512_store_si512(to + (i / 16 * head_dim_steps(a) + step) * 1024 + j * 64, rows[j]);
+            char *first = transposed_keys(to, head_dim_steps(a) * 32, i) + step * 16 * PAIR_BYTES;
+            for (int j = 0; j < 16; j++) _mm512_store_si512(first + j * PAIR_BYTES, rows[j]);
         }
 }
 
-/* Finds the keys of a head, KEYS_TOGETHER for each address, where they are stored transposed. Those outside
- * [p->from, p->to) are masked, so any address will do. */
+/* Finds the keys of a head, 16 for each address, where they are stored transposed. Those outside [p->from, p->to) are
+ * masked, so any address will do. */
 static void locate_transposed(const AttentionArgs *a, const KeyAddresses *p, long head, const char **keys) {
     long bytes = key_bytes(a), row = a->kv_heads * bytes;
-    for (long i = 0; i < BLOCK_KEYS; i += KEYS_TOGETHER) {
-        long seen = min_long(max_long(i, p->from), p->to - 1);
-        keys[i / KEYS_TOGETHER] = p->keys[seen] - seen % KEYS_TOGETHER * row + head * KEYS_TOGETHER * bytes;
+    for (long i = 0; i < BLOCK_KEYS; i += 16) {
+        long seen = min_long(max_long(i, p->from), p->to - 1), together = seen % KEYS_TOGETHER;
+        keys[i / 16] = p->keys[seen] - together * row + head * KEYS_TOGETHER * bytes + together / 16 * 64;
     }
 }
 
@@ -107,7 +117,7 @@ INLINE void score_rows(const char *q, const char *const *keys, long steps, float
     for (long i = 0; i < steps * 16; i++, q += 4) {
         for (int j = 0; j < prefetch->pace; j++) prefetch_lines(prefetch, 2);
         __m512bh k[4];
-        for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_loadu_si512(keys[j] + i * 64);
+        for (int j = 0; j < 4; j++) k[j] = (__m512bh)_mm512_loadu_si512(keys[j] + i * PAIR_BYTES);
         for (int r = 0; r < rows; r++) {
             __m512i pair = _mm512_set1_epi32(*(const int32_t *)(q + r * steps * 64));
             __asm__("" : "+v"(pair)); /* keeps gcc from loading the pair again for each column register */
@@ -235,7 +245,7 @@ static void accumulate_values(const Values *v, Tile *tile, const float *rescale)
  * the L1 cache. */
 static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *item, Tile *tiles, int count, long block) {
     const KeyAddresses *p = &address_scratch(s)->here;
-    const char *pairs[BLOCK_KEYS / 2], *keys[BLOCK_KEYS / KEYS_TOGETHER];
+    const char *pairs[BLOCK_KEYS / 2], *keys[BLOCK_KEYS / 16];
     float rescale[MAX_ITEM_TILES][TILE_ROWS];
     long quarter = (tiles->head - item->head) * 4;
     Prefetch prefetch = plan_prefetch(a, s, item, quarter);
@@ -245,7 +255,7 @@ static void attend_block(const AttentionArgs *a, Scratch *s, const WorkItem *ite
         locate_transposed(a, p, tiles->head, keys);
     } else {
         WITH_KV_FORMAT(transpose_keys, a, p, tiles->head * key_bytes(a), s->k, &prefetch)
-        for (long i = 0; i < BLOCK_KEYS / KEYS_TOGETHER; i++) keys[i] = s->k + i * head_dim_steps(a) * 1024;
+        for (long i = 0; i < BLOCK_KEYS; i += 16) keys[i / 16] = transposed_keys(s->k, head_dim_steps(a) * 32, i);
         prefetch = plan_prefetch(a, s, item, quarter + 2);
     }
     for (int i = 0; i < count; i++, prefetch = no_prefetch(p)) {
