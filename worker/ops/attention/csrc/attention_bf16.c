@@ -1,12 +1,13 @@
 /* bf16 attention with vdpbf16ps. Keys are transposed, KEYS_TOGETHER of them together, to [pairs of d][keys], or are stored
- * so. So each score is one chain over the pairs of d, in its own element of a register. The weights are rounded to bf16. Pairs of weights are
- * multiplied by values that are interleaved in pairs of keys, so each output is one chain over the key pairs of a
- * block. Missing rows of a tile are skipped: a decode step computes only the query heads that share a key/value
- * head. */
+ * so. So each score is one chain over the pairs of d, in its own element of a register. The weights are rounded to bf16.
+ * Pairs of weights are multiplied by values that are interleaved in pairs of keys, so each output is one chain over the
+ * key pairs of a block. Missing rows of a tile are skipped: a decode step computes only the query heads that share a
+ * key/value head. */
 #include "bf16_rows.h"
 #include "key_addresses.h"
 
-/* For one head, s->k: [BLOCK_KEYS / KEYS_TOGETHER][D / 2 padded to 16][KEYS_TOGETHER][2]; s->v: [BLOCK_KEYS / 2][D padded to 16][2];
+/* For one head, s->k: [BLOCK_KEYS / KEYS_TOGETHER][D / 2 padded to 16][KEYS_TOGETHER][2];
+ * s->v: [BLOCK_KEYS / 2][D padded to 16][2];
  * tile->q: [16][D padded to 32]; s->scores: [16][BLOCK_KEYS]; tile->weights: [16][BLOCK_KEYS] bf16 */
 
 #define MAX_ROWS_AT_ONCE 6 /* the most rows with 4 registers of scores or outputs each; with 8 registers each, 3 rows */

@@ -109,7 +109,8 @@ INLINE Prefetch plan_prefetch(const AttentionArgs *a, Scratch *s, const WorkItem
     p.together = keys_together(a, item->heads, is_value);
     p.lines = (p.together * item->heads * bytes + 63) / 64;
     p.offset = address_scratch(s)->next_head * p.together * bytes;
-    long key = (is_value ? quarter - half : quarter) * BLOCK_KEYS / half, before = key % p.together * p.lines / p.together;
+    long key = (is_value ? quarter - half : quarter) * BLOCK_KEYS / half;
+    long before = key % p.together * p.lines / p.together;
     p.key = key - key % p.together, p.left = p.lines - before;
     p.at = p.keys[p.key] + p.offset + before * 64;
     return p;
