@@ -80,12 +80,12 @@ async def test_refusal_or_failure_of_one_prompt_is_the_answer_and_ends_the_other
     async with http_client(full, for_task(EMBED)) as http:
         refused = await http.post("/v1/embeddings", json={"input": [[1]] * (WINDOW + 5)})
     assert refused.status_code == 503 and refused.headers["retry-after"] == "3" and not full.live
-    lost = FakePool(
-        play=pooling(lengths), refusals={WINDOW + 1: Overloaded("not ready", code="not_ready", retry_after=3.0)}
+    ending = FakePool(
+        play=pooling(lengths), refusals={WINDOW + 1: Overloaded("draining", code="draining", retry_after=3.0)}
     )
-    async with http_client(lost, for_task(EMBED)) as http:
+    async with http_client(ending, for_task(EMBED)) as http:
         halfway = await http.post("/v1/embeddings", json={"input": [[1]] * (WINDOW + 5)})
-    assert halfway.status_code == 503 and not lost.live
+    assert halfway.status_code == 503 and not ending.live
     broken = FakePool(play=pooling(lengths, m.Outcome.ERROR))
     async with http_client(broken, for_task(EMBED)) as http:
         failed = await http.post("/v1/embeddings", json={"input": [[1], [2]]})
