@@ -50,8 +50,8 @@ class Hub:
         return listed
 
     def use(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-        """Makes huggingface_hub use this hub, without a token and without pauses before it asks again (23 s after errors
-        of a server), and store its files in `cache`."""
+        """Makes huggingface_hub use this hub, without a token and without pauses before it asks again (23 s after an
+        error of a server), and store its files in `cache`."""
         monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None))
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", self.url)
         template = self.url + "/{repo_id}/resolve/{revision}/{filename}"
