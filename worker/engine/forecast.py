@@ -31,7 +31,7 @@ from shared.config.worker import with_default_sizes  # noqa: E402
 from shared.machine import CPU_SHARE  # noqa: E402
 from worker.checkpoint.checkpoint import CheckpointError, read_config  # noqa: E402
 from worker.engine.numerics import choose_formats  # noqa: E402
-from worker.engine.trial import measure  # noqa: E402
+from worker.engine.trial import LEAST_CONTEXT, measure  # noqa: E402
 from worker.kv_cache.sizing import PoolBudget, size_pool  # noqa: E402
 from worker.kv_cache.tensors import bytes_per_page, cache_groups  # noqa: E402
 from worker.models.config import spec_from_config  # noqa: E402
@@ -79,14 +79,14 @@ def forecast(folder: Path, memory: int) -> dict[str, Any]:
 
 def trial(folder: Path, told: dict[str, Any]) -> dict[str, float]:
     """Returns the fields of a Forecast that are measured, which takes a few seconds. They are missing if `told`, the
-    others, say that the model does not fit or has experts, if the input of a layer depends on all layers (Gemma 4's
-    small models), or if the C library is not compiled yet.
+    others, say that the model does not fit or that its sequences are too short, if it has experts, if the input of a
+    layer depends on all layers (Gemma 4's small models), or if the C library is not compiled yet.
 
     Raises the same errors as `forecast`.
     """
     library = existing(sets_in_use(os.environ, sets_of_processor())) if os.environ.get("SLUICE_NATIVE") != "0" else None
     settings, spec = _settings(folder), spec_from_config(read_config(folder))
-    if spec.experts or spec.per_layer_inputs or not told["context"] or library is None:
+    if spec.experts or spec.per_layer_inputs or told["context"] < LEAST_CONTEXT or library is None:
         return {}
     formats = choose_formats(spec, settings.worker, torch.device("cpu"))
     try:

@@ -34,6 +34,7 @@ GREEDY = Sampling(1, temperature=0.0)
 FILLING = 0x3C  # of every K/V byte, which makes ordinary numbers in every format, but zeros of values in four bits
 LAYER_BYTES = 400 << 20  # of the layers that are tried: more than the caches of most processors hold
 SHORT, LONG, STEPS, ROUNDS = 32, 1024, 8, 9  # tokens of the sequences that are continued, steps of a try, tries
+LEAST_CONTEXT = SHORT + STEPS + 2  # a model whose sequences are shorter cannot be tried
 POOL_BYTES = 1 << 30
 
 

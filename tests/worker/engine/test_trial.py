@@ -1,5 +1,6 @@
 """The trial of a few layers, which tells the speed of a model before it is served."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,9 @@ def test_models_that_cannot_be_tried_are_not(tmp_path: Path) -> None:
     assert tried(inputs, forecast(inputs, 8 << 30)) == {}, "a layer's input depends on the number of layers"
     dense = save("qwen3", tmp_path / "dense")
     assert tried(dense, forecast(dense, 1 << 20)) == {}, "it does not fit"
+    config = dense / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 16}))
+    assert tried(dense, forecast(dense, 8 << 30)) == {}, "its sequences are too short"
 
 
 def test_weights_that_are_not_there_take_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
