@@ -44,7 +44,7 @@ class SQLite:
         return cast(Connection, open_file(self.path))
 
     def begin(self, db: Connection) -> None:
-        # A transaction that begins as a writer waits for others; one that becomes a writer fails at once beside them.
+        # A transaction that begins as a writer waits for others; one that becomes a writer later would fail instead.
         db.execute("BEGIN IMMEDIATE")
 
     def is_usable(self, db: Connection, error: Exception) -> bool:
@@ -92,7 +92,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     What is not a store (a folder, a device, another program's file) keeps its permissions.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # a file of this process must not be closed beside SQLite: its locks would go
+    with suppress(FileExistsError):  # closing a descriptor of the file would release the locks that SQLite holds on it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     info = path.stat()
     if problem := not_a_file(path):
@@ -148,7 +148,7 @@ def _raise_version(db: sqlite3.Connection) -> None:
 
 
 def _log_ahead(db: sqlite3.Connection) -> None:
-    """Switches to WAL. Processes that start together do so at once, and SQLite itself does not wait for that lock."""
+    """Switches to WAL. Retries, because several processes may start together and SQLite does not wait for this lock."""
     end = time.monotonic() + BUSY_S
     while True:
         try:

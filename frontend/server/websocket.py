@@ -252,7 +252,10 @@ class WebSocket:
                 self.close(NOT_TEXT, "messages must be text")
 
     def _end(self) -> None:
-        """Ends the connection, at once if the client has answered: it can read a Close only while its bytes are."""
+        """Closes the connection: immediately if the client has answered the Close, else after CLOSING_S.
+
+        A client that still sends would lose the Close: closing a socket with unread input resets the connection.
+        """
         if self._wire.state is ConnectionState.CLOSED:
             self._transport.close()
         else:

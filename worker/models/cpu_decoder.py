@@ -63,7 +63,7 @@ class DecoderCLayer:
     shared_gate: CpuWeight | None = None  # H → 1
     activation: Tensor | None = None  # the parameters of xielu
     experts: CExperts | None = None
-    after_dense: Tensor | None = None  # the first of four norms of a layer that has experts beside an MLP
+    after_dense: Tensor | None = None  # the first of four norms of a layer that has both experts and an MLP
     before_router: Tensor | None = None
     before_experts: Tensor | None = None
     after_experts: Tensor | None = None
@@ -211,9 +211,8 @@ class StepRows:
     added: Sequence[Tensor] = ()  # [i]: vectors [N, H] that are added to rows after layer i
     added_rows: Tensor | None = None  # [N] int64: the rows to which the vectors are added
     first: Tensor | None = None  # [T, K]: the input of the first layer's mixer, which replaces the normed embeddings
-    aux_hidden_states: Sequence[
-        tuple[int, Tensor]
-    ] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    aux_hidden_states: Sequence[tuple[int, Tensor]] = ()
 
     def fields(self, layers: int) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`. layers: how many layers the model has."""

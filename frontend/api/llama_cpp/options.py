@@ -281,7 +281,7 @@ class Options(RequestModel):
 
     @property
     def probs(self) -> int:
-        """How many likeliest tokens are told for each token; 0: no probabilities."""
+        """How many likeliest tokens to report for each token; 0: no probabilities."""
         return getattr(self, self.probs_name) or 0
 
     @property

@@ -130,7 +130,8 @@ def _split_kernel(
             split = tl.maximum(first_split, kind_start(entry // BLOCK_S, SHORT_SPLITS, UNIFORM)) + index // tiles
 
             m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-            # With m alone, the compiler would keep in registers the numbers that are the same for all items.
+            # In terms of m alone, these values would not depend on the item, and the compiler would keep them in
+            # registers throughout the loop.
             at = first_row * GROUP + m
             row, head, end_row = at // GROUP, kv_head * GROUP + at % GROUP, tl.minimum(first_row + ROWS, q_len)
             valid, last_position = at < end_row * GROUP, context_len + end_row - 1
