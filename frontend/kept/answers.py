@@ -277,7 +277,7 @@ def fail(db: Connection, id: str) -> None:
     response = b""
     with suppress(Damaged):
         response = unpacked(found[0] or b"")
-    if response:  # who asks for it again and again is to see its end
+    if response:  # clients that poll the response must learn that it has ended
         error = {"code": "server_error", "message": Damaged().message}
         response = msgspec.json.encode(msgspec.json.decode(response) | {"status": FAILED, "error": error})
     db.execute(

@@ -201,13 +201,13 @@ class Database(Protocol):
         """Returns an error in one line that names the database."""
 
     def sync(self, db: Connection) -> None:
-        """Has what was committed survive a power cut. Raises OSError, too."""
+        """Makes what was committed survive a power cut. Raises OSError, too."""
 
     def used_bytes(self, db: Connection) -> int:
         """Returns the bytes that are in use, for --store-max-bytes."""
 
     def tidy(self, db: Connection) -> None:
-        """Gives back the room of what was deleted."""
+        """Frees the disk space of what was deleted."""
 
     def logbook(self) -> Logbook: ...
 

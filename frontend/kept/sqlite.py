@@ -3,10 +3,10 @@
 A transaction is written to the file's log, but not synced to the disk (`sync` does that): it survives the end of a
 process, also by kill -9; what was written last before a power cut may be lost, and the file is whole in any case.
 
-The logs of running streams are files beside it: `STORE-streams-OWNER-K` is a fence, empty, and
+The logs of running streams are files in the same folder: `STORE-streams-OWNER-K` is an empty file, the log's fence, and
 `STORE-streams-OWNER-K.N` is part N of that log. A write to them survives the end of its process, as a write to the
-store does. After a power cut the end of a log may be missing, with bytes that were shown. So the name of an owner tells
-in which run of the machine its process was.
+store does. After a power cut, the end of a log may be missing, with bytes that clients have got. To detect this, the
+name of an owner contains the boot id of its machine.
 """
 
 import errno

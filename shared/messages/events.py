@@ -101,7 +101,7 @@ class KVStoreTier(msgspec.Struct, frozen=True, gc=False, array_like=True):
     written: int = 0  # files
     written_bytes: int = 0
     written_s: float = 0.0
-    evictions: int = 0  # files that made room
+    evictions: int = 0  # files that were removed to make room
     dropped: int = 0  # files that were not written, because the folder failed or did not keep up
     failures: int = 0  # operations that the system refused
     vanished: int = 0  # files that were gone when they were to be read

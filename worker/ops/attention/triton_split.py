@@ -5,8 +5,7 @@ the order of the splits. A tile is up to ROWS rows of one sequence, for the quer
 
 A partial result (m_i, l_i, acc of triton_shared.py) is stored at the index ((r * max_splits) + s) * HEADS + head.
 Here s is the index of the split among the splits that the row attends to, and r is the row's place in memory:
-place_of(...) of its sequence, plus the index of the row in the sequence. max_splits is the largest number of splits of a
-row.
+place_of(...) of its sequence, plus the index of the row in the sequence. max_splits: the most splits of any row.
 """
 
 import triton
