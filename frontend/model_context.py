@@ -64,7 +64,7 @@ class ModelContext:
 
     @property
     def unlimited(self) -> Self:
-        """The same context without a length limit, for a prompt whose tokens are only counted."""
+        """The same context without a length limit, for a prompt that is only counted or will be shortened."""
         return replace(self, max_seq_len=0, lifted=self.max_seq_len)
 
     @property
@@ -258,9 +258,8 @@ def check_characters(param: str, text: str, context: ModelContext) -> None:
     most = context.max_seq_len
     if not most:
         check_counted(param, len(text), context)
-    least = (
-        context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
-    )  # a text of `most` characters or fewer always fits, because each token has at least one character
+    # a text of `most` characters or fewer always fits, because each token has at least one character
+    least = context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
     if least > most:
         raise _exceeded(
             f"at least {least} tokens in the {param}. Please reduce the length of the {param}.",

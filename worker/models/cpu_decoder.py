@@ -295,18 +295,18 @@ class DecoderC:
         )
         projected = max(self._hidden, *(max(_outputs(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
-        inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
+        inner = max(self._hidden, *(max(_inputs(layer, "o", "down", "input_out")) for layer in layers))
         inner = max([inner, *(each.inner for each in latent)])
         # at least 2, because the buffer also holds the shared expert's gate, one float32, which takes two bfloat16
         # numbers
         queries = max([2, *(layer.o.k for layer in layers if layer.attention is not None)])
         queries = max([queries, *(each.heads * each.of.row for each in latent)])
-        gathered = max(max(_columns(layer, "o", "down")) for layer in layers) if ranks is not None else 0
+        gathered = max(max(_inputs(layer, "o", "down")) for layer in layers) if ranks is not None else 0
         own_columns = self._hidden if ranks is not None else 0
         self._widths = (self._hidden, self._hidden, projected, gates, queries, inner, gathered, own_columns)
         self._model = _Model(
             _functions(dtype, norm_native.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
-            len(layers), self._hidden, heads, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
+            len(layers), self._hidden, heads, page_size, dtype.itemsize, max(_inputs(layers[0], "input_out")),
             eps, float(offset), scale, softcap, residual_scale, c_library.address(query_scales), activation, parallel,
             dtype == torch.bfloat16, ctypes.pointer(layers_started),
             None if ranks is None else ctypes.addressof(ranks.struct),
@@ -381,7 +381,7 @@ def _outputs(layer: DecoderCLayer, *names: str) -> list[int]:
     return [0 if (linear := getattr(layer, name)) is None else linear.n for name in names]
 
 
-def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
+def _inputs(layer: DecoderCLayer, *names: str) -> list[int]:
     """Returns how many inputs each named linear of the layer has; 0 if the layer lacks it."""
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 
