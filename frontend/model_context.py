@@ -49,7 +49,9 @@ class ModelContext:
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
         """Returns the context before any worker has reported its limits."""
-        template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.image_format is not None)
+        template = ChatTemplate(
+            tokenizer.templates, tokenizer.named_tokens, supports_vision=tokenizer.image_format is not None
+        )
         style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format, template.render)
         style = replace(style, drifts=config.drifting_calls)
         defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
@@ -83,7 +85,7 @@ class ModelContext:
         if preset.template:
             templates = {"default": preset.template}
             template = ChatTemplate(
-                templates, self.tokenizer.named_tokens, sees=self.tokenizer.image_format is not None
+                templates, self.tokenizer.named_tokens, supports_vision=self.tokenizer.image_format is not None
             )
             config = self.config
             style = ModelFormat.of(templates, config.tool_format, config.reasoning_format, template.render)

@@ -445,7 +445,7 @@ async def chat_prompt(request: Asked, functions: Sequence[Function], context: Mo
 
 async def rendered_chat(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:
     """Renders a request's messages. Raises BadRequest or Unprocessable."""
-    if context.template.blocks:
+    if context.template.is_slow:
         return await CHILDREN.threads.run(_rendered, request, functions, context)
     values = {
         "chat_template_kwargs": request.chat_template_kwargs, "documents": request.documents,
