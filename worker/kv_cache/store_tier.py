@@ -156,7 +156,7 @@ class Tier:
     # the token
 
     def ask_reset(self, token: bytes) -> None:
-        """Has the token replaced by the next refresh(); until then, the tier is not usable. The loop may call it."""
+        """Makes the next refresh() replace the token; until then, the tier is not usable. The loop may call it."""
         with self._lock:
             self.reset_to = token
 
