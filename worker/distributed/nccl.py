@@ -265,7 +265,7 @@ def device_of_rank(worker: WorkerConfig, place: int = 0, here: int = 0) -> torch
     share the device. Raises ConfigError if there are fewer GPUs than ranks, and what pick_device() raises.
     """
     if worker.device != "cpu" and place < torch.cuda.device_count():
-        torch.cuda.set_device(place)  # first of all: pick_device() takes memory of the current GPU
+        torch.cuda.set_device(place)  # before pick_device(), which allocates memory on the current GPU
     device = pick_device(worker.device)
     if device.type != "cuda":
         return device

@@ -437,7 +437,7 @@ class _Plan:
         for end in range(min(len(fetch.digests), covered + size), fetch.start, -1):
             if fetch.cancelled:
                 break
-            if end // size * size > covered:  # its pages are in a block that is not there
+            if end // size * size > covered:  # the pages before this state are in a block that the store does not have
                 continue
             if tiers := self._having(fetch.digests[end - 1], STATE):
                 last = _File(STATE, end // size * size, end, tiers)

@@ -4,8 +4,8 @@ The name of a file is a keyed hash of the digest of the tokens that it holds. Th
 file. Replacing the token empties the folder for everybody at once: no reader finds an earlier file, and what a
 writer began before then gets a name that nobody looks for. There is no lock, and nothing to repair after a crash.
 
-Operations may fail or hang as disks do. A tier that failed or that hangs is left alone for a while, and says so in the
-log once in a while; the store goes on without it.
+Operations may fail or hang, as disks do. A tier that has failed or hangs is not used for a while, which the log says at
+intervals; the store goes on without it.
 """
 
 import logging

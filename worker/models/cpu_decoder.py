@@ -200,7 +200,7 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
 class StepRows:
     """The T rows of a step, which belong to S sequences. R of the rows have logits."""
 
-    columns: Structure  # the columns of the step, from worker/models/cpu_decoder.py
+    columns: Structure  # the columns of the step, from columns_in_c()
     tokens: int  # T
     outputs: int  # R
     page_tables: Sequence[Tensor]  # [S, P] int32 for each group of layers

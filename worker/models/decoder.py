@@ -235,10 +235,9 @@ def centred_over(spec: ModelSpec) -> int:
     """Returns the number of positions over which centres are means; 0 if the model's keys have no centre.
 
     Keys have none
-    - if scores are compared with more than other scores: with the logits of sinks (gpt-oss), or by the function that
-      caps them (Gemma 2);
-    - if the norm of keys makes something else of the bias (Qwen3, Gemma 3), or there is no bias (Llama);
-    - if the rows of keys are the values, too (latent attention).
+    - if a shift of all scores changes the result: with the logits of sinks (gpt-oss), or a soft cap (Gemma 2);
+    - if keys are normed after the bias was added (Qwen3, Gemma 3), or there is no bias (Llama);
+    - if the cached rows are both keys and values (latent attention).
     """
     shifted_is_same = not spec.sinks and spec.attention_softcap == 0.0
     return CENTRE_POSITIONS if shifted_is_same and spec.qkv_bias and not spec.qk_norm and spec.latent is None else 0
