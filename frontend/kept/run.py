@@ -36,7 +36,7 @@ log = logging.getLogger("sluice.frontend")
 BREAK = b"\n\n"
 COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", "cancelled"
 SHUTDOWN = "shutdown"  # the code of the error by which a process that stops ends its generations
-FIRST_READER_S = 10.0  # how long a run waits for the reader that has asked for it, at least
+FIRST_READER_S = 10.0  # the shortest time that a run waits for the reader that has requested it
 NOT_KEPT = b": this answer is not kept: %s\n\n"
 
 

@@ -1,6 +1,6 @@
 """Routes that list, describe, load and unload models, in the formats of OpenAI, Ollama, llama.cpp and SGLang.
 
-Each model is listed under each of its names but its path. Neither a list nor a model tells a folder of the server.
+Each model is listed under each of its names except its path. No response contains a folder of the server.
 """
 
 from collections.abc import Mapping
