@@ -96,8 +96,8 @@ class AppState:
 
     def _most_images(self) -> int:
         """Returns how many images a request may have: 0 only if all models are loaded and none accepts images."""
-        sees = any(not one.service.has_tokenizer or one.service.tokenizer.image_format for one in self.models)
-        return self.config.max_images_per_request if sees else 0
+        accepted = any(not one.service.has_tokenizer or one.service.tokenizer.image_format for one in self.models)
+        return self.config.max_images_per_request if accepted else 0
 
     async def decode(self, request: Request, body: bytes, kind: type[R], path: str = "") -> R:
         """Returns the body as `kind`, and notes ignored fields for a response header. Raises what `decode` raises.
@@ -112,7 +112,7 @@ class AppState:
         return decoded
 
     def read(self, body: bytes, kind: type[R], path: str, ignored: dict[str, None]) -> R:
-        """Returns the body as `kind`, and adds to `ignored` the fields that the route `path` does not know."""
+        """Returns the body as `kind`, and adds to `ignored` the fields that the route `path` does not have."""
         return decode(body, kind, self._unknown_fields.reader(path, ignored))
 
     def note_ignored(self, request: Request, names: Iterable[str]) -> None:

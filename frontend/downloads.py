@@ -1,4 +1,4 @@
-"""What routes see of the launcher: the states of models, the progress of downloads, and answers to tickets."""
+"""The launcher's reports, as routes read them: states of models, progress of downloads, answers to tickets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -183,7 +183,7 @@ class LauncherLink:
             self._writer.write(frame(order))
 
     async def reload(self) -> str:
-        """Has the launcher read the table again, and waits for its models. Returns the problem, or "" on success."""
+        """Makes the launcher read the table again, and waits for its models. Returns the problem, or "" on success."""
         if self._writer is None:
             return LOST
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -192,7 +192,7 @@ class LauncherLink:
         return await answer
 
     async def sleep(self, asleep: bool) -> str:
-        """Has the launcher unload all models, or wake up, and waits for it. Returns the problem, or "" on success."""
+        """Makes the launcher unload all models, or wake up, and waits for it. Returns the problem, or "" on success."""
         self.order(Sleep(asleep))
         deadline = time.monotonic() + MOST_SLEEP_WAIT_S
         while self.connected and time.monotonic() < deadline:

@@ -238,7 +238,7 @@ class LoadedModels(ModelTable):
             await asyncio.sleep(POLL_S)
 
     def load(self, name: str) -> None:
-        """Has the launcher load a model for which no request waits."""
+        """Makes the launcher load a model for which no request waits."""
         self._link.order(Load(self._entry_name(name)))
 
     def keep(self, name: str, seconds: float | None) -> None:

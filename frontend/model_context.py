@@ -49,7 +49,9 @@ class ModelContext:
     @classmethod
     def of(cls, names: Sequence[str], tokenizer: Tokenizer, config: FrontendConfig) -> Self:
         """Returns the context before any worker has reported its limits."""
-        template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.image_format is not None)
+        template = ChatTemplate(
+            tokenizer.templates, tokenizer.named_tokens, supports_vision=tokenizer.image_format is not None
+        )
         style = ModelFormat.of(tokenizer.templates, config.tool_format, config.reasoning_format, template.render)
         style = replace(style, drifts=config.drifting_calls)
         defaults = recommended(tokenizer.generation) if config.sampling_defaults == "model" else {}
@@ -64,7 +66,7 @@ class ModelContext:
 
     @property
     def unlimited(self) -> Self:
-        """The same context without a length limit, for a prompt whose tokens are only counted."""
+        """The same context without a length limit, for a prompt that is only counted or will be shortened."""
         return replace(self, max_seq_len=0, lifted=self.max_seq_len)
 
     @property
@@ -83,7 +85,7 @@ class ModelContext:
         if preset.template:
             templates = {"default": preset.template}
             template = ChatTemplate(
-                templates, self.tokenizer.named_tokens, sees=self.tokenizer.image_format is not None
+                templates, self.tokenizer.named_tokens, supports_vision=self.tokenizer.image_format is not None
             )
             config = self.config
             style = ModelFormat.of(templates, config.tool_format, config.reasoning_format, template.render)
@@ -258,9 +260,8 @@ def check_characters(param: str, text: str, context: ModelContext) -> None:
     most = context.max_seq_len
     if not most:
         check_counted(param, len(text), context)
-    least = (
-        context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
-    )  # a text of `most` characters or fewer always fits, because each token has at least one character
+    # a text of `most` characters or fewer always fits, because each token has at least one character
+    least = context.tokenizer.fewest_tokens(text, most) if 0 < most < len(text) else 0
     if least > most:
         raise _exceeded(
             f"at least {least} tokens in the {param}. Please reduce the length of the {param}.",

@@ -224,12 +224,12 @@ class Delta(msgspec.Struct, gc=False):
         return self.added
 
 
-# What of a request is not done as it was asked, for headers of its response. Here, so that the middleware loads no
-# grammars.
+# Deviations from what a request asked for, which headers of the response report. They are here so that the middleware
+# imports no grammars.
 
 
 class Notes(msgspec.Struct, gc=False):
-    """What of one request is not done as it was asked; None: nothing."""
+    """How the answer to one request deviates from what was asked for. A field that is None: no deviation."""
 
     not_enforced: dict[str, str] | None = None  # paths of keywords of JSON schemas that no grammar enforces, and why
     lowered: dict[str, int] | None = None  # the fields with limits that are cut to what is possible, and to what

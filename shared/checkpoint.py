@@ -74,7 +74,7 @@ GENERATE = Task()
 
 
 def is_bidirectional(config: Mapping[str, Any]) -> bool:
-    """Whether the config.json is that of a decoder that sees in both directions."""
+    """Whether the config.json is that of a decoder that attends in both directions."""
     inner = config.get("text_config")
     settings = {**config, **(inner if isinstance(inner, dict) else {})}
     return settings.get("use_bidirectional_attention") in (True, "all") or settings.get("is_causal") is False

@@ -30,10 +30,10 @@ CHECKPOINT_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors
 IGNORED_FILES = ["original/*", "onnx/*", "openvino/*", "gguf/*"]  # the same model in formats of other programs
 
 
-PART = ".sluice.incomplete"  # ends the names of files that are not whole yet, beside the whole ones
+PART = ".sluice.incomplete"  # suffix of incomplete files, which are in the folder of the complete ones
 PIECE = 1 << 20  # bytes between two reports of progress
 MOST_AT_A_TIME = 4  # large files
-MOST_TRIES = 5  # connections that bring nothing, one after another
+MOST_TRIES = 5  # connections in a row that deliver no bytes, after which a download fails
 PAUSE_S = 1.0  # between two of them
 
 
@@ -83,7 +83,7 @@ def _verified(model: str, folder: Path) -> Path:
     """Returns a folder of the cache after a check of its files against the hashes that the hub stated.
 
     The cache names the bytes of a file after what the hub stated for it, and the files are links to them. A file that
-    was checked has a mark beside the bytes, so that it is checked once. Its time of access becomes now.
+    was checked gets a mark in the same folder, so that it is checked once. Its time of access becomes now.
 
     Raises HubError.
     """

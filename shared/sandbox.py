@@ -356,7 +356,7 @@ class TurnQueue:
         self._start()
 
     def withdraw(self, tenant: str, start: Callable[[], None]) -> bool:
-        """Takes back an `enter` whose `start` was not called. Says whether it did: otherwise the place is taken."""
+        """Takes back an `enter` before its `start`. Returns False if the place was given already."""
         with self._lock:
             queue = self._waiting.get(tenant, deque())
             if start not in queue:

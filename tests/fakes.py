@@ -240,7 +240,9 @@ def sending(*pieces: list[int], outcome: m.Outcome = m.Outcome.EOS, error: str =
 
 
 def context(tokenizer: Tokenizer, **more: Any) -> ModelContext:
-    template = ChatTemplate(tokenizer.templates, tokenizer.named_tokens, sees=tokenizer.image_format is not None)
+    template = ChatTemplate(
+        tokenizer.templates, tokenizer.named_tokens, supports_vision=tokenizer.image_format is not None
+    )
     return replace(ModelContext(MODEL, 64, LIMITS.vocab_size, tokenizer, template), **more)
 
 

@@ -81,7 +81,7 @@ def follow(settings: Settings, hosts: Hosts) -> None:
         return FAST
 
     try:
-        with _told(joined.orders):
+        with _errors_to_rank_0(joined.orders):
             computing = load_part(
                 files, own_settings, joined.orders, exchange, partial(content_of, hashes),
                 check_size, ready,
@@ -110,7 +110,7 @@ def _why(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _told(orders: socket.socket) -> Iterator[None]:
+def _errors_to_rank_0(orders: socket.socket) -> Iterator[None]:
     """Sends the error to rank 0 if this rank cannot load, so that the operator also finds it in rank 0's log."""
     try:
         with explain_out_of_memory(None):

@@ -20,7 +20,7 @@ class RecurrentShape(Protocol):
 
     @property
     def memory(self) -> int:
-        """How many float32 numbers, with padding, a layer keeps beside the last inputs of its convolution."""
+        """How many float32 numbers, with padding, a layer keeps in addition to the last inputs of its convolution."""
 
 
 ATTENTION = "attention"  # the kind of mixer that keeps K/V
@@ -118,10 +118,10 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoredQuantization:
-    """Summarizes how a checkpoint stores quantized linears. The details are in model/quantization.
+    """Summarizes how a checkpoint stores quantized linears. worker/quantization has the details.
 
     kind: int8, fp8, int4 or another format; several formats are joined by "and"
-    shared: which values share a scale: "a row", "128 values" and so on; "" if the kind tells it
+    shared: which values share a scale: "a row", "128 values" and so on; "" if the kind determines it
     by_row: whether all quantized linears have eight bits and one scale per row, and neither zero points nor minimums
     """
 

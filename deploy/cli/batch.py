@@ -198,7 +198,7 @@ class Progress:
         self._size += len(data)
 
     def wait(self, reason: str) -> None:
-        """Has the progress say why nothing goes on; an empty text: it goes on."""
+        """Makes the progress line say why the batch waits. An empty text: it goes on"""
         self._waits_for = reason
 
     def finish(self, out: Path) -> None:
@@ -266,7 +266,7 @@ def _answer_all(server: Server, left: Sequence[Asked], progress: Progress, concu
 
 
 def _answer(server: Server, one: Asked, progress: Progress, stopped: threading.Event) -> None:
-    """Has a line answered, and sends it again while the server is busy or gone."""
+    """Sends a line and returns its answer. Sends it again while the server is busy or gone."""
     deadline = time.monotonic() + PATIENCE_S
     while not stopped.is_set():
         try:

@@ -189,7 +189,7 @@ def _dispatch(prog: str, name: str, words: list[str]) -> int:
 
 
 def _run_tool(prog: str, run: Callable[..., Any], words: list[str]) -> int:
-    """Runs a tool. What the system refused is told in one sentence, also of the output that Python still holds.
+    """Runs a tool. Prints one sentence for an error of the system, even if it comes when buffered output is flushed.
 
     Letters that the terminal's encoding lacks are written as `?`.
     """

@@ -118,7 +118,7 @@ def _follow(settings: Settings, hosts: "Hosts") -> int:
 def frontend(settings: Settings, namespace: argparse.Namespace) -> int:
     settings = _prepare(settings, namespace)
     settings = settings if settings.many else with_tokenizer_files(settings)
-    if namespace.parent < 0:  # one that is restarted serves, whatever lies where its store was
+    if namespace.parent < 0:  # a restarted process serves even if its store cannot be used
         _check_store(settings)
     _share_metrics(namespace)
     from frontend.__main__ import serve

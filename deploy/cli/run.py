@@ -114,7 +114,7 @@ def _only_settings(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _judge(settings: Settings) -> Judge:
-    """Returns a judge with what is known of this machine. On a GPU, the speed is not: the weights lie elsewhere."""
+    """Returns a judge with what is known of this machine. Nothing is known of a GPU's speed."""
     on_gpu = bool(visible_gpus())
     speed = lambda: None if on_gpu else measured_speed()  # noqa: E731
     return Judge(speed, available_bytes(), settings.model.revision, settings.model.mmproj, tries=not on_gpu)

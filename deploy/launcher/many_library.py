@@ -161,7 +161,7 @@ class Librarian:
             self._done(asker, problem, code)
 
     def _progress(self, name: str, line: dict[str, Any]) -> None:
-        if line["status"] != "success":  # that is told when the model is in the table
+        if line["status"] != "success":  # success is reported when the model is in the table
             self.tell(progress_of(name, line))
 
     # Changes of names.

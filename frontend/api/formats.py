@@ -56,7 +56,7 @@ class Modules(Mapping[str, T], Generic[T]):
 
 
 class ApiFormat(Protocol):
-    """The interface of a module in a folder beside this file that implements one format."""
+    """The functions of a module that implements one API format, such as frontend/api/openai/chat.py."""
 
     NAME: str  # the format's name in logs and traces
     PREFIX: str  # the prefix of a response's id

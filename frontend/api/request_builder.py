@@ -37,7 +37,7 @@ class ParsedRequest:
     limit_param: str = "max_tokens"  # the name of the request field with that limit
     ends_with_context: bool = False  # whether a limit beyond the context's end is cut to it, unless the server refuses
     n: int = 1
-    logprobs: int | None = None  # how many likeliest tokens to report beside each token; None: no log-probabilities
+    logprobs: int | None = None  # how many likeliest tokens to report for each position; None: no log-probabilities
     tool_choice: ToolChoice | None = None  # None: the output is not parsed for tool calls and reasoning
     form: Sequence[StructuredOutput] = ()  # the constraints on the output; more than one is refused
     budget: Budget = NO_BUDGET
@@ -76,7 +76,7 @@ async def prepare(
         prompt_top=tops.prompt or 0,
     )  # fmt: skip
     if parsed.tool_choice is None and not fields.ignore_eos:
-        chosen = _ended_as_a_middle(chosen, prompts, context)
+        chosen = _with_middle_ends(chosen, prompts, context)
     if budget is not None:
         from frontend.chat.reasoning import check_budget
 
@@ -91,8 +91,11 @@ async def prepare(
     )  # fmt: skip
 
 
-def _ended_as_a_middle(chosen: Sampling, prompts: Prompts, context: ModelContext) -> Sampling:
-    """Returns the parameters with the tokens that end a middle if a prompt asks for one, as no other token may."""
+def _with_middle_ends(chosen: Sampling, prompts: Prompts, context: ModelContext) -> Sampling:
+    """Returns the parameters with further stop tokens if a prompt asks for fill-in-the-middle.
+
+    These tokens end a middle, but are not among the model's eos tokens.
+    """
     if not (ends := ends_of(prompts, context.tokenizer)):
         return chosen
     ids = tuple(dict.fromkeys([*chosen.stop_token_ids, *ends]))[:MAX_STOP_IDS]

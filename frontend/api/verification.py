@@ -202,9 +202,8 @@ class Format(Protocol):
     async def parse(self, request: Any, context: ModelContext, /) -> GenerationRequest | bytes: ...
 
 
-Decode = Callable[
-    [bytes, type[RequestModel], str], Awaitable[Any]
-]  # decodes a body into a type; the last argument is the route
+# decodes a body into a type; the last argument is the route
+Decode = Callable[[bytes, type[RequestModel], str], Awaitable[Any]]
 
 
 async def _decode(body: bytes, kind: type[RequestModel], path: str) -> Any:

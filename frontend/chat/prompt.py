@@ -242,13 +242,13 @@ def _rendered(
 
     if not (offered and context.style.tools_as_text):
         return render(messages, [one.definition for one in offered] or None)
-    told = instructions(offered, context.style.tool_format)
+    tools_text = instructions(offered, context.style.tool_format)
     try:
-        text = render(_told_by(messages, "system", told))
+        text = render(_with_instructions(messages, "system", tools_text))
     except TemplateError:
         text = ""
-    text = text if told in text else render(_told_by(messages, "user", told))
-    if told not in text:
+    text = text if tools_text in text else render(_with_instructions(messages, "user", tools_text))
+    if tools_text not in text:
         raise Unprocessable(
             "`tools` are not supported by this model: its chat template has no place for them",
             param="tools", code="unsupported_field",
@@ -256,14 +256,14 @@ def _rendered(
     return text
 
 
-def _told_by(messages: Sequence[ChatMessage], role: str, told: str) -> list[ChatMessage]:
+def _with_instructions(messages: Sequence[ChatMessage], role: str, tools_text: str) -> list[ChatMessage]:
     """Adds instructions for the model to the end of the system message, or to the beginning of the first user message
     for templates without system messages."""
     at = next((i for i, one in enumerate(messages) if one["role"] == role), None)
     if at is None or (role == "system" and at > 0):
-        return [{"role": role, "content": told}, *messages]
-    said = messages[at]["content"]
-    parts = (said, told) if role == "system" else (told, said)
+        return [{"role": role, "content": tools_text}, *messages]
+    content = messages[at]["content"]
+    parts = (content, tools_text) if role == "system" else (tools_text, content)
     return [*messages[:at], messages[at] | {"content": "\n\n".join(filter(None, parts))}, *messages[at + 1 :]]
 
 

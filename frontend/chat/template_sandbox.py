@@ -57,8 +57,10 @@ def with_template(context: ModelContext, source: str | None, created: int | None
         context.style, shows_tools=shown.shows_tools, thinking_switch=shown.thinking_switch,
         has_reasoning_effort=shown.has_reasoning_effort,
     )  # fmt: skip
-    sees = context.tokenizer.image_format is not None
-    template = ChatTemplate({"default": source}, context.tokenizer.named_tokens, sees=sees, renderer=_in_child)
+    supports_vision = context.tokenizer.image_format is not None
+    template = ChatTemplate(
+        {"default": source}, context.tokenizer.named_tokens, supports_vision=supports_vision, renderer=_in_child
+    )
     if (seconds := context.template.seconds) is not None:
         template = template.at(seconds)
     return replace(context, template=template, style=style)

@@ -150,9 +150,9 @@ class TokenScores:
     """Keeps the log-probabilities of one choice until their delta is sent."""
 
     def __init__(self, request: GenerationRequest) -> None:
-        self._tells_output = request.sampling.logprobs is not None
+        self._wants_output = request.sampling.logprobs is not None
         self._prompt_top = request.features.prompt_logprobs  # None: no log-probabilities of the prompt are requested
-        self._told = request.brought  # the offset of the next token in the output
+        self._offset = request.brought  # the offset of the next token in the output
         self._output: ByOffset = {}
         self._prompt: list[_Run] = []
 
@@ -164,9 +164,9 @@ class TokenScores:
             else:
                 self._output |= {run.start + at: run.token(-1, at) for at in range(len(run.chosen))}
         choice.logprobs = []
-        if self._tells_output:
-            delta.logprobs = _taken(self._output, delta.ids, self._told)
-        self._told += len(delta.ids)
+        if self._wants_output:
+            delta.logprobs = _taken(self._output, delta.ids, self._offset)
+        self._offset += len(delta.ids)
         if delta.finish is not None and self._prompt_top is not None:
             delta.add().prompt_logprobs = self.of_prompt(choice.prompt, self._prompt_top)
 
@@ -198,12 +198,12 @@ class Echo:
         if exact and "".join(self._texts) != exact:  # decoding the ids does not give the client's text
             self._texts = [exact, *[""] * (len(self._ids) - 1)]
         self._scores, self._top = scores, request.sampling.logprobs
-        self._told = False
+        self._done = False
 
     def __call__(self, choice: Choice, delta: Delta) -> None:
-        if self._told:
+        if self._done:
             return
-        self._told = True
+        self._done = True
         if self._scores is not None and delta.logprobs is not None:
             delta.logprobs = self._scores.of_prompt(self._ids, self._top).followed_by([*delta.logprobs])
         delta.ids, delta.texts = self._ids + delta.ids, self._texts + delta.texts

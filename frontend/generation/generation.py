@@ -168,7 +168,7 @@ class Generation:
         self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, deadline_error())
 
     def fail(self, error: SluiceError) -> None:
-        """Ends the request with `error` at once."""
+        """Ends the request with `error`, without waiting for its worker."""
         self._failure = error
         self._pool.abort([choice.stream for choice in self.choices])
 

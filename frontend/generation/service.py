@@ -250,7 +250,7 @@ class Service:
     async def drain(self, timeout: float) -> None:
         """Admits no more requests, lets running ones finish for `timeout` seconds, then ends the rest with an error.
 
-        Requests that wait for the return of a lost worker end at once.
+        Requests that wait for the return of a lost worker end immediately.
         """
         self.draining = True
         deadline = time.monotonic() + timeout

@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 class Recipe(msgspec.Struct, gc=False):
-    """All that an answer is computed from beside its body.
+    """Everything besides its body that an answer is computed from.
 
     prompts: the ids of each prompt; a template or tokenizer that changes later does not change them
     seeds: the seed of each choice, drawn or given
@@ -47,7 +47,7 @@ class Recipe(msgspec.Struct, gc=False):
     nonce: str
     created: int
     admission: dict[str, Any]
-    echoed: dict[str, Any] = {}  # fields of the response beside those of the request, by name
+    echoed: dict[str, Any] = {}  # fields of the response that its request does not have, by name
     earlier: int = 0  # how many items of the body's input come from a conversation
     restarted: bool = False  # whether its stream may have had other events, which were lost in a power cut
 
@@ -73,7 +73,7 @@ class KeptAnswer:
     cancelled: bool
 
 
-# What arrived of a choice at once: its index, the ids, and whether the choice's end came with them.
+# What arrived of a choice together: its index, the ids, and whether the choice's end came with them.
 Arrival = tuple[int, list[int], bool]
 
 
@@ -277,7 +277,7 @@ def fail(db: Connection, id: str) -> None:
     response = b""
     with suppress(Damaged):
         response = unpacked(found[0] or b"")
-    if response:  # who asks for it again and again is to see its end
+    if response:  # clients that poll the response must learn that it has ended
         error = {"code": "server_error", "message": Damaged().message}
         response = msgspec.json.encode(msgspec.json.decode(response) | {"status": FAILED, "error": error})
     db.execute(

@@ -27,7 +27,7 @@ from frontend.kept.store import RETRY_S, Store
 log = logging.getLogger("sluice.frontend")
 LOOK_S = 0.5  # pause between two looks for work
 BACK_OFF_S = 1.0  # pause after a line that the server could not take
-BESIDE = 1  # how many lines run beside requests of clients
+BESIDE = 1  # how many lines run while requests of clients run
 MOST_READING = 2  # inputs that a process reads at a time, each of another tenant: their lines take a thread long
 MAX_FAILURES = 3  # a line on which the server has failed so often is answered with its last error
 

@@ -1,4 +1,5 @@
-"""What a store needs of a database: connections that take one dialect of SQL, and all that is different beside it.
+"""The interface of a store's database: connections that take one dialect of SQL, and operations that differ between
+SQLite and Postgres.
 
 The tables are in SCHEMA. All statements of this package are written once, in what SQLite and Postgres both understand:
 parameters are `?` or `:name`, flags are BOOLEAN, an upsert is `ON CONFLICT`, and `clock()` is the time in seconds since
@@ -191,7 +192,7 @@ class Database(Protocol):
         """Opens a connection, and makes the tables if there are none. Raises OSError, too."""
 
     def begin(self, db: Connection) -> None:
-        """Begins a transaction beside which no other process has one."""
+        """Begins a transaction that excludes those of other processes."""
 
     def is_usable(self, db: Connection, error: Exception) -> bool:
         """Whether a connection can still be read after an error."""
@@ -200,13 +201,13 @@ class Database(Protocol):
         """Returns an error in one line that names the database."""
 
     def sync(self, db: Connection) -> None:
-        """Has what was committed survive a power cut. Raises OSError, too."""
+        """Makes what was committed survive a power cut. Raises OSError, too."""
 
     def used_bytes(self, db: Connection) -> int:
         """Returns the bytes that are in use, for --store-max-bytes."""
 
     def tidy(self, db: Connection) -> None:
-        """Gives back the room of what was deleted."""
+        """Frees the disk space of what was deleted."""
 
     def logbook(self) -> Logbook: ...
 

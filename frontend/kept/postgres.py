@@ -260,8 +260,8 @@ class RowWriter:
     """A LogWriter, with a connection of its own.
 
     What is written is not synced to the disk: it survives the end of its process, but not a crash of the database. So
-    a log whose connection is lost gets no more: it is not known what it still has. The store's connection, which is
-    used each second, is lost with it.
+    nothing more is written to a log after its connection was lost: it is not known what it still has. The store's
+    connection, which is used each second, is lost with it.
     """
 
     errors: tuple[type[Exception], ...] = (psycopg.Error,)

@@ -36,7 +36,7 @@ log = logging.getLogger("sluice.frontend")
 BREAK = b"\n\n"
 COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", "cancelled"
 SHUTDOWN = "shutdown"  # the code of the error by which a process that stops ends its generations
-FIRST_READER_S = 10.0  # how long a run waits for the reader that has asked for it, at least
+FIRST_READER_S = 10.0  # the shortest time that a run waits for the reader that has requested it
 NOT_KEPT = b": this answer is not kept: %s\n\n"
 
 
@@ -135,7 +135,8 @@ class Run:
         self.shown, self.begun, self.over = 0, False, False
         self.cut = False  # whether another process goes on with the answer
         self.problem = ""  # why the answer is not kept
-        self.also: Callable[[Connection, bytes], None] | None = None  # written with a response that succeeded
+        # writes more, in the transaction in which a response that succeeded is written
+        self.also: Callable[[Connection, bytes], None] | None = None
         self.response = b""  # the finished response of an answer that is listed
         self._store, self._logs, self.log = store, logs, log
         self._writer, self._stream_error, self._gone = writer, stream_error, gone
@@ -193,7 +194,10 @@ class Run:
 
     @contextmanager
     def reading(self, watcher: Callable[[], None]) -> Iterator[None]:
-        """Counts as a reader. watcher: called in the loop when there is more to read, or the run is over"""
+        """Counts the caller as a reader inside a `with` block.
+
+        watcher: called in the event loop when there is more to read, or the run is over
+        """
         self._readers += 1
         self._watchers = (*self._watchers, watcher)
         if self._leaving is not None:

@@ -3,10 +3,10 @@
 A transaction is written to the file's log, but not synced to the disk (`sync` does that): it survives the end of a
 process, also by kill -9; what was written last before a power cut may be lost, and the file is whole in any case.
 
-The logs of running streams are files beside it: `STORE-streams-OWNER-K` is a fence, empty, and
+The logs of running streams are files in the same folder: `STORE-streams-OWNER-K` is an empty file, the log's fence, and
 `STORE-streams-OWNER-K.N` is part N of that log. A write to them survives the end of its process, as a write to the
-store does. After a power cut the end of a log may be missing, with bytes that were shown. So the name of an owner tells
-in which run of the machine its process was.
+store does. After a power cut, the end of a log may be missing, with bytes that clients have got. To detect this, the
+name of an owner contains the boot id of its machine.
 """
 
 import errno
@@ -44,7 +44,7 @@ class SQLite:
         return cast(Connection, open_file(self.path))
 
     def begin(self, db: Connection) -> None:
-        # A transaction that begins as a writer waits for others; one that becomes a writer fails at once beside them.
+        # A transaction that begins as a writer waits for others; one that becomes a writer later would fail instead.
         db.execute("BEGIN IMMEDIATE")
 
     def is_usable(self, db: Connection, error: Exception) -> bool:
@@ -92,7 +92,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     What is not a store (a folder, a device, another program's file) keeps its permissions.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # a file of this process must not be closed beside SQLite: its locks would go
+    with suppress(FileExistsError):  # closing a descriptor of the file would release the locks that SQLite holds on it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     info = path.stat()
     if problem := not_a_file(path):
@@ -148,7 +148,7 @@ def _raise_version(db: sqlite3.Connection) -> None:
 
 
 def _log_ahead(db: sqlite3.Connection) -> None:
-    """Switches to WAL. Processes that start together do so at once, and SQLite itself does not wait for that lock."""
+    """Switches to WAL. Retries, because several processes may start together and SQLite does not wait for this lock."""
     end = time.monotonic() + BUSY_S
     while True:
         try:

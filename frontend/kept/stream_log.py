@@ -1,8 +1,9 @@
 """The logs of running streams, to which bytes are added before a client gets them.
 
-A process has a log of its own, which a thread of its own writes. All records that the event loop makes in a turn are
-one frame, written at once, so many streams share the cost, and no other process's lock is waited for. What ends
-is moved to the store as a whole; what still runs when a part of the log is full, too, and then the part is deleted.
+Each process has one log, which one thread writes. All records that the event loop makes in a turn are one frame and one
+write, so many streams share the cost, and no lock of another process is waited for. An answer that ends is moved
+from the log to the store; when a part of the log is full, the answers that still run are moved, too, and the part is
+deleted.
 
 Each log has a *fence*. While it exists, its process may show what it has written. Another process that takes answers
 over removes the fence first, and then reads the log. A process learns with each write whether its fence is there, so a
@@ -12,8 +13,8 @@ instructions. There is no clock in that.
 Frames are not synced to the disk. When the machine itself stops, by a power cut, the end of a log may be missing: it is
 not known then what was shown (`Logbook.survived`).
 
-Where logs lie is the matter of a Logbook (database.py): beside a file of SQLite, or in a Postgres. Functions that take
-a connection run in the store's thread (see answers.py).
+A Logbook (database.py) decides where logs are stored: in the folder of an SQLite file, or in a Postgres. Functions that
+take a connection run in the store's thread (see answers.py).
 """
 
 import asyncio
@@ -195,7 +196,7 @@ class _Part:
     def __init__(self) -> None:
         self.records: dict[str, list[Record]] = defaultdict(list)
         self.damaged = False
-        self.at = 0  # behind the last whole frame
+        self.at = 0  # the position after the last whole frame
 
     def read_on(self, added: bytes) -> None:
         """Reads the whole frames that were added. A frame whose end is missing was never shown: it may come yet."""

@@ -54,7 +54,7 @@ def within(db: Connection, tenant: str, size: int, most: int, work: Work[T]) -> 
 
 
 def of_all(db: Connection) -> dict[str, Stored]:
-    """Returns what each key has, by its name. A fairness id of a gateway, behind the name, does not count."""
+    """Returns what each key has stored, by the name of the key. Tenants of one key (`KEY/FAIRNESS-ID`) are summed."""
     tenants = db.execute(
         "SELECT tenant FROM answers UNION SELECT tenant FROM conversations UNION SELECT tenant FROM files "
         "UNION SELECT tenant FROM batches"

@@ -1,4 +1,4 @@
-"""Has a line of a batch answered by the route it is for, as if it had come as a request of its own.
+"""Sends a line of a batch to the route that it names, as if it had come as a separate request.
 
 It has no connection and no headers: its tenant is the batch's, its priority the lowest there is. Everything else is
 what a request has, so answers, errors, metrics and logs are the same.
@@ -25,14 +25,14 @@ KEEPS = "/v1/responses"  # keeps its answers, if a request does not say otherwis
 
 
 class LineKeys(ApiKeys):
-    """Stands for the key of a batch's tenant. A line administers nothing."""
+    """The keys of a batch's lines: only that of the batch's tenant, without administrator rights."""
 
     def __init__(self, tenant: str) -> None:
         super().__init__("")
         self._tenant = tenant
 
     def identify(self, headers: Headers) -> str:
-        return self._tenant.partition("/")[0]  # behind it is the fairness id of a gateway
+        return self._tenant.partition("/")[0]  # without the fairness id of a gateway
 
     def administers(self, headers: Headers) -> bool:
         return False

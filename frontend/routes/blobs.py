@@ -31,12 +31,12 @@ from shared.model_library import LibraryError, library_file, read_library, uploa
 from shared.private_files import private_folder
 
 log = logging.getLogger("sluice.frontend")
-PIECE_BYTES = 4 << 20  # are written at once
-STEP_BYTES = 1 << 20  # an upload that takes --request-timeout for so much stands still
+PIECE_BYTES = 4 << 20  # bytes of one write
+STEP_BYTES = 1 << 20  # an upload that takes longer than --request-timeout for so many bytes is ended
 MAGIC = b"GGUF"
 SPARE_BYTES = 1 << 30  # of the disk stay free
-UNNAMED_S = 24 * 3600.0  # a file that no model has for so long is removed
-STARTING_S = 60.0  # after so long, an upload holds the lock of its file
+UNNAMED_S = 24 * 3600.0  # a file that belongs to no model for so long is removed
+STARTING_S = 60.0  # by this time after its start, an upload holds the lock of its file
 PARTS, WHOLE = ".part-*", "sha256-*.gguf"
 MOST_AT_ONCE, MOST_OF_A_TENANT = 4, 2  # of all servers that share the folder
 RETRY_S = 10.0

@@ -28,12 +28,12 @@ from frontend.server.middleware import RECORD
 from frontend.server.multipart import Part
 
 PURPOSES = ("batch",)
-FORM_BYTES = 1 << 16  # what a form may have beside its file
+FORM_BYTES = 1 << 16  # limit on a form without its file
 MAX_LISTED, LISTED = 10_000, 10_000  # files of a page: at most, and without `limit`
 SECONDS, ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
 COUNTED_BYTES = 8 << 20  # of a file whose length is not announced are counted at a time
 T = TypeVar("T")
-Upload = tuple[dict[str, str], int]  # the fields of a form beside its file, and the bytes of the file
+Upload = tuple[dict[str, str], int]  # the other fields of a form, and the bytes of its file
 
 
 async def upload(app: AppState, request: Request) -> Response:

@@ -48,7 +48,7 @@ STREAM_ID = "x-conversation-id"
 LAST_EVENT = "last-event-id"
 MAX_ID_CHARS = 256
 LISTED, MAX_QUESTION = 50, 4000  # streams of a list, and characters of a question in it
-RECOMPUTE_S = 600.0  # how long an answer may take to be computed up to where it was
+RECOMPUTE_S = 600.0  # time limit for computing again the part of an answer that another process had generated
 
 
 @dataclass(frozen=True, slots=True)

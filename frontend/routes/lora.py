@@ -114,7 +114,7 @@ def _allowed(app: AppState, request: Request) -> AdapterRegistry:
 
 
 async def _try(base: ServedModel, adapter: Adapter, tenant: str) -> None:
-    """Has a worker compute a token with an adapter. Raises BadRequest if this fails, Overloaded if no worker is
+    """Makes a worker compute a token with an adapter. Raises BadRequest if this fails, Overloaded if no worker is
     ready.
 
     The prompt has two tokens, because attention to a single one has the weight 1, whatever its score is; and not token

@@ -1,6 +1,6 @@
 """Routes that list, describe, load and unload models, in the formats of OpenAI, Ollama, llama.cpp and SGLang.
 
-Each model is listed under each of its names but its path. Neither a list nor a model tells a folder of the server.
+Each model is listed under each of its names except its path. No response contains a folder of the server.
 """
 
 from collections.abc import Mapping
@@ -270,7 +270,7 @@ def _slots(model: ServedModel) -> int:
 
 
 async def load_model(app: AppState, request: Request) -> Response:
-    """Has a model loaded. Raises NotFound for an unknown name, and BadRequest if the model is already loaded."""
+    """Starts to load a model. Raises NotFound for an unknown name, and BadRequest if the model is already loaded."""
     name, state = await _asked(app, request)
     if state in ("loaded", "loading"):
         raise BadRequest(f"the model `{name}` is {state} already", param="model", code="model_loaded")
@@ -279,7 +279,7 @@ async def load_model(app: AppState, request: Request) -> Response:
 
 
 async def unload_model(app: AppState, request: Request) -> Response:
-    """Has a model unloaded as soon as no request needs it. Raises NotFound for an unknown name, BadRequest if not
+    """Unloads a model as soon as no request needs it. Raises NotFound for an unknown name, BadRequest if not
     loaded."""
     name, state = await _asked(app, request)
     if state not in ("loaded", "loading"):

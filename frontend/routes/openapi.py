@@ -144,7 +144,7 @@ def _pooling() -> dict[str, Any]:
     arrays = _post("Score the tokens of texts", "LogprobsRequest", "ScoredTokensList", error)
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     arrays["post"]["responses"]["200"]["content"] |= binary  # with `"encoding_format": "bytes"`
-    labels = ("Tell which labels texts have", "ClassifyRequest", "Classification", error)
+    labels = ("Label texts", "ClassifyRequest", "Classification", error)
     tei, cohere = ref("TeiError"), ref("CohereError")
     return {
         "/pooling": _post("Vectors of texts or of their tokens, or labels", "PoolingRequest", "PooledList", error),
@@ -153,8 +153,10 @@ def _pooling() -> dict[str, Any]:
         "/embed": _post(
             "Texts as vectors, as Text Embeddings Inference has them", "TeiEmbedRequest", "TeiVectors", tei
         ),
-        "/similarity": _post("Tell how alike texts are, as TEI does", "TeiSimilarityRequest", "TeiSimilarities", tei),
-        "/predict": _post("Tell which labels texts have, as TEI does", "TeiPredictRequest", "TeiPredictions", tei),
+        "/similarity": _post(
+            "Score the similarity of texts, as TEI does", "TeiSimilarityRequest", "TeiSimilarities", tei
+        ),
+        "/predict": _post("Label texts, as TEI does", "TeiPredictRequest", "TeiPredictions", tei),
         "/v1/embed": _post(
             "Texts as vectors, as older clients of Cohere expect them",
             "CohereEmbedRequest",

@@ -166,7 +166,7 @@ def batch_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, st
     file, batch, message = (_json(ref(name)) for name in ("FileObject", "BatchObject", "MessageBatch"))
     raw = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     lines = {"application/x-jsonl": {"schema": {"type": "string"}}}
-    upload = one("Uploads a file for a batch", file, ours, method="post")
+    upload = one("Upload a file for a batch", file, ours, method="post")
     upload["post"]["operationId"] = "FileUpload"
     upload["post"]["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
     for status, reason in (("413", "The file is too large, or the key's share of the store"), ("415", "No form")):
@@ -177,27 +177,27 @@ def batch_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, st
         },
         "/v1/files/{id}": {
             **one("A file", file, ours),
-            **one("Deletes a file", _json(ref("FileDeleted")), ours, method="delete"), **_NAMED,
+            **one("Delete a file", _json(ref("FileDeleted")), ours, method="delete"), **_NAMED,
         },
         "/v1/files/{id}/content": one("The bytes of a file", raw, ours) | _NAMED,
         "/v1/batches": {
-            **post("Have the lines of a file answered", "BatchRequest", "BatchObject", ref(ours)),
+            **post("Answer the lines of a file", "BatchRequest", "BatchObject", ref(ours)),
             **one("The batches", _json(ref("BatchList")), ours, "after", "limit"),
         },
         "/v1/batches/{id}": one("A batch", batch, ours) | _NAMED,
-        "/v1/batches/{id}/cancel": one("Ends a batch", batch, ours, method="post") | _NAMED,
+        "/v1/batches/{id}/cancel": one("End a batch", batch, ours, method="post") | _NAMED,
         "/v1/messages/batches": {
-            **post("Have many messages answered", "MessageBatchRequest", "MessageBatch", ref(theirs)),
+            **post("Answer many messages", "MessageBatchRequest", "MessageBatch", ref(theirs)),
             **one(
                 "The message batches", _json(ref("MessageBatchList")), theirs, "after_id", "before_id", "limit"
             ),
         },
         "/v1/messages/batches/{id}": {
             **one("A message batch", message, theirs),
-            **one("Deletes an ended message batch", _json(ref("MessageBatchDeleted")), theirs, method="delete"),
+            **one("Delete an ended message batch", _json(ref("MessageBatchDeleted")), theirs, method="delete"),
             **_NAMED,
         },
-        "/v1/messages/batches/{id}/cancel": one("Ends a message batch", message, theirs, method="post") | _NAMED,
+        "/v1/messages/batches/{id}/cancel": one("End a message batch", message, theirs, method="post") | _NAMED,
         "/v1/messages/batches/{id}/results": one("The results of an ended batch", lines, theirs) | _NAMED,
     }  # fmt: skip
 

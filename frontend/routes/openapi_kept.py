@@ -83,20 +83,20 @@ def kept_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str
     shown, deleted, items = _json(ref("Response")), _json(ref("Deleted")), _json(ref("ItemList"))
     conversation = _json(ref("ConversationObject"))
     again = "The stream of an answer with that `X-Conversation-Id`, from a byte or after `Last-Event-ID`"
-    ended = "Ends the answer and forgets its stream"
+    ended = "End the answer and forget its stream"
     return {
         "/v1/responses/{id}": {
             **one("A kept response, or its events again", shown | events, "stream", "starting_after"),
-            **one("Deletes a kept response", deleted, method="delete"), **named,
+            **one("Delete a kept response", deleted, method="delete"), **named,
         },
         "/v1/responses/compact": {"post": refused("Refused: a summary needs a prompt of the client", error)},
-        "/v1/responses/{id}/cancel": one("Ends a response of the background", shown, method="post") | named,
+        "/v1/responses/{id}/cancel": one("End a response that runs in the background", shown, method="post") | named,
         "/v1/responses/{id}/input_items": one("The items of a kept response's input", items, *pages) | named,
         "/v1/conversations": post("Make a conversation", "ConversationRequest", "ConversationObject", error),
         "/v1/conversations/{id}": {
             **one("A conversation", conversation),
             **post("Change a conversation's metadata", "ConversationUpdate", "ConversationObject", error),
-            **one("Deletes a conversation", deleted, method="delete"), **named,
+            **one("Delete a conversation", deleted, method="delete"), **named,
         },
         "/v1/conversations/{id}/items": {
             **one("The items of a conversation", items, *pages),
@@ -104,7 +104,7 @@ def kept_paths(post: Describe, get: Describe, ref: Callable[[str], dict[str, str
         },
         "/v1/conversations/{id}/items/{item}": {
             **one("An item of a conversation", _json({"type": "object"})),
-            **one("Deletes an item of a conversation", conversation, method="delete"),
+            **one("Delete an item of a conversation", conversation, method="delete"),
             "parameters": [_NAME, _NAME | {"name": "item"}],
         },
         "/v1/streams": get("The newest answers of the key whose streams have an id", _json(ref("StreamList")), missing),

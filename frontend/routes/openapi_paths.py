@@ -109,12 +109,16 @@ LORA_REQUESTS: Mapping[str, type[RequestModel]] = {
 def lora_paths(post: Callable[..., dict[str, Any]], error: dict[str, str]) -> dict[str, Any]:
     """Returns the description of each route by its path. post: a function that describes one POST route"""
     return {
-        "/v1/load_lora_adapter": _telling(post("Load a LoRA adapter", "LoadAdapterRequest", "Health", error)),
-        "/v1/unload_lora_adapter": _telling(post("Unload a LoRA adapter", "UnloadAdapterRequest", "Health", error)),
+        "/v1/load_lora_adapter": _with_text_response(
+            post("Load a LoRA adapter", "LoadAdapterRequest", "Health", error)
+        ),
+        "/v1/unload_lora_adapter": _with_text_response(
+            post("Unload a LoRA adapter", "UnloadAdapterRequest", "Health", error)
+        ),
     }
 
 
-def _telling(route: dict[str, Any]) -> dict[str, Any]:
+def _with_text_response(route: dict[str, Any]) -> dict[str, Any]:
     """Changes the response type in a description to plain text."""
     route["post"]["responses"]["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     return route

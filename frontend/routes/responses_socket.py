@@ -55,7 +55,7 @@ SUCCEEDED = (b"response.completed", b"response.incomplete")
 OPENING = (b"response.created", b"response.in_progress")
 NOT_FOUND = "previous_response_not_found"
 EMPTY_INPUT = b'[{"type":"message","role":"user","content":""}]'
-TOLD = ("x-request-id", "retry-after", "x-should-retry")  # headers of an error that its message has, too
+REPORTED_HEADERS = ("x-request-id", "retry-after", "x-should-retry")  # headers of an error that its message has, too
 Fields = dict[str, msgspec.Raw]
 
 
@@ -91,7 +91,7 @@ class _Stream:
 
 @dataclass(eq=False, slots=True)
 class _Create:
-    """A `response.create` that waits for its turn. message: the request whose body it is, as long as that is counted"""
+    """A `response.create` that waits for its turn. message: a request with it as the body, whose bytes stay counted"""
 
     fields: Fields
     message: Request
@@ -344,7 +344,7 @@ class _Turn:
         fields.pop("min_tokens", None)
         fields["store"] = msgspec.Raw(b"false")
         if self.items == b"":
-            fields["input"] = msgspec.Raw(EMPTY_INPUT)  # only what comes before a conversation is to be computed
+            fields["input"] = msgspec.Raw(EMPTY_INPUT)  # computes only what precedes the conversation in the prompt
 
     def message(self, block: bytes) -> bytes:
         """Returns the message for an event of the stream; empty: none."""
@@ -415,10 +415,10 @@ class _Exchange:
         self._socket.close(GOING_AWAY, "")
 
     def end(self) -> None:
-        """Tells of an error that came before the first event. The other ones are in events."""
+        """Sends an error that came before the first event. Later errors are events."""
         if self._rest and not self._streams:
-            told = {name: self._headers[name] for name in TOLD if name in self._headers}
-            self._socket.send([_error(self._status, self._rest, self._turn.stream_id, told)])
+            reported = {name: self._headers[name] for name in REPORTED_HEADERS if name in self._headers}
+            self._socket.send([_error(self._status, self._rest, self._turn.stream_id, reported)])
 
 
 def _fields(body: bytes) -> Fields:

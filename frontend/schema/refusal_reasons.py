@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 _COMPLETION = "/completion has it"
 _EXPERTS = "the choice of experts stays in the worker"
-_ONE_SERVER = "the server keeps no conversations"
+_NO_SESSIONS = "this route keeps no conversations"
 _DISAGGREGATED = "a worker computes prompt and answer itself"
 _VECTORS = "vectors and scores come as the checkpoint says"
 _WHOLE = "a text that is too long is refused, never cut"
@@ -25,7 +25,7 @@ WHY: Mapping[str, str] = {
     "audio": _TEXT_ONLY,
     "audio_data": _TEXTS,
     "background": "a response is answered on its own connection",
-    "best_of": "`n` tells all answers",
+    "best_of": "`n` sets the number of answers",
     "bootstrap_host": _DISAGGREGATED,
     "bootstrap_port": _DISAGGREGATED,
     "bootstrap_room": _DISAGGREGATED,
@@ -56,7 +56,7 @@ WHY: Mapping[str, str] = {
     "kv_transfer_params": _DISAGGREGATED,
     "length_penalty": _NO_BEAMS,
     "logits_processors": "requests bring no code",
-    "logprob_token_ids": "`logprobs` tells the likeliest tokens, and /v1/logprobs scores given ones",
+    "logprob_token_ids": "`logprobs` reports the likeliest tokens, and /v1/logprobs scores given ones",
     "lora": "an adapter is chosen by its name as the `model`",
     "lora_path": "an adapter is chosen by its name as the `model`",
     "max_chunks_per_doc": "a document is scored as a whole; `max_tokens_per_doc` cuts it",
@@ -78,7 +78,7 @@ WHY: Mapping[str, str] = {
     "prewarm": "every answer has a token; `max_tokens` of 1 warms the cache",
     "prompt": "the server keeps no prompts",
     "prompt_embeds": _TEXTS,
-    "prompt_logprobs": "/v1/completions and /v1/chat/completions tell them",
+    "prompt_logprobs": "/v1/completions and /v1/chat/completions report them",
     "require_reasoning": _AS_IT_IS,
     "rank_fields": "a document has one text",
     "raw_scores": "scores are between 0 and 1",
@@ -87,16 +87,16 @@ WHY: Mapping[str, str] = {
     "repetition_detection": "penalties and DRY act against repetitions; none ends an answer",
     "response_format": "responses have `text.format`, messages have `output_config.format`",
     "response_fields": _COMPLETION,
-    "return_cached_tokens_details": "`usage` always tells how many tokens were cached",
-    "return_entropy": "log-probabilities are told instead",
-    "return_flat_raw_top_logprobs": "they are told in lists",
+    "return_cached_tokens_details": "`usage` always reports how many tokens were cached",
+    "return_entropy": "log-probabilities are reported instead",
+    "return_flat_raw_top_logprobs": "they are reported in lists",
     "return_indexer_topk": "the choice of positions stays in the worker",
-    "return_prompt_token_ids": "/tokenize tells them",
-    "return_sampling_mask": "log-probabilities are told instead",
+    "return_prompt_token_ids": "/tokenize returns them",
+    "return_sampling_mask": "log-probabilities are reported instead",
     "return_hidden_states": "hidden states stay in the worker; /v1/embeddings has vectors",
-    "return_prompt_text": "/apply-template tells the text of a prompt",
+    "return_prompt_text": "/apply-template returns the text of a prompt",
     "return_routed_experts": _EXPERTS,
-    "return_token_ids": "/v1/completions and /v1/chat/completions tell them",
+    "return_token_ids": "/v1/completions and /v1/chat/completions report them",
     "return_token_offsets": "a prompt is not mapped back to its text",
     "return_tokens": "`return_token_ids` does it",
     "return_tokens_as_token_ids": "/v1/completions and /v1/chat/completions do it",
@@ -104,7 +104,7 @@ WHY: Mapping[str, str] = {
     "routed_experts_prompt_start": _EXPERTS,
     "routed_experts_start_len": _EXPERTS,
     "separate_reasoning": _AS_IT_IS,
-    "session_params": _ONE_SERVER,
+    "session_params": _NO_SESSIONS,
     "softmax": _VECTORS,
     "speed": "there is one speed",
     "stop": "`stop_sequences` does it",
@@ -115,7 +115,7 @@ WHY: Mapping[str, str] = {
     "tfs_z": "there is no such sampler",
     "thinking_budget": _AS_IT_IS,
     "thinking_token_budget": _AS_IT_IS,
-    "thread": _ONE_SERVER,
+    "thread": _NO_SESSIONS,
     "token_ids_logprob": "/v1/logprobs scores given tokens",
     "transformations": "the server sets the size of an image",
     "truncate": _WHOLE,

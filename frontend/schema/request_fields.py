@@ -127,7 +127,7 @@ Temperature = Annotated[float, Meta(ge=0, le=LARGEST)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Factor = Annotated[float, Meta(ge=1e-6, le=1e6)]
 TopK = Annotated[int, Meta(ge=-1, le=MOST)]
-LogprobCount = Annotated[int, Meta(ge=-1, le=MOST)]  # how many likely tokens to report beside the drawn one; -1: all
+LogprobCount = Annotated[int, Meta(ge=-1, le=MOST)]  # likeliest tokens to report besides the sampled one; -1: all
 TokenIds = Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)]
 MOST_IDS = 1 << 24
 TextIds = Annotated[list[Count], Meta(max_length=MOST_IDS)]  # the ids of a whole prompt or answer

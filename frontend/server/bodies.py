@@ -1,8 +1,8 @@
 """Reads the bodies of requests, and limits the size of each body and the size of all bodies in memory together.
 
-All bodies are counted, from their first byte. A tenant may have SHARE times as many bytes as are still free, so that
-there is always room for others: one tenant has at most 170 of 256 MiB, two have at most 102 MiB each. When a tenant has
-its share, a body that arrives takes the place of the tenant's slowest upload; so uploads that never end hold no room.
+All bodies are counted, from their first byte. A tenant may hold SHARE times as many bytes as are still free, so that
+others always find memory: one tenant holds at most 170 of 256 MiB, two at most 102 MiB each. When a tenant reaches this
+limit, its slowest upload is dropped for a body that arrives faster; so uploads that never end hold no memory for long.
 
 Knows HTTP's requests, but no route, API format or model.
 """
@@ -23,8 +23,8 @@ IMAGE_BYTES = 8 << 20  # size of an ordinary image in base64: a photograph of 6 
 FILE_BYTES = 27 << 20  # size of the largest accepted image in base64, see frontend/chat/image_sources.py
 LARGEST_BYTES = 128 << 20  # limit for a body with any number of images
 MAX_HELD_BYTES = 256 << 20  # limit for all bodies together
-SHARE = 2  # a tenant's bodies may have so many times the bytes that are free
-GRACE_S = 1.0  # an upload younger than this makes room for no other; one that stands still for longer counts as slow
+SHARE = 2  # the most bytes of a tenant's bodies, as a multiple of the bytes that are free
+GRACE_S = 1.0  # an upload younger than this is not dropped for another; without progress for longer, its rate is 0
 HELD = "sluice.body"  # key in a request's scope: the _Body that is counted
 
 
@@ -109,7 +109,7 @@ class Bodies:
             del self._of_tenants[body.tenant]
 
     def _check(self, body: _Body, size: int, most: int, kept: int = 0) -> None:
-        """kept: bytes beside the body's own"""
+        """Raises TooLarge or Overloaded, or drops slower uploads. kept: bytes that the decoder holds in addition"""
         if size > most:
             raise TooLarge(f"the body is larger than {most} bytes (--max-body-bytes)", code="request_too_large")
         size += kept
@@ -137,7 +137,7 @@ class Bodies:
         return found if found is not None and (is_new or found.rate(now) < body.rate(now)) else None
 
     def _drop(self, body: _Body) -> None:
-        """Ends an upload, whose bytes stop counting at once."""
+        """Ends an upload. Its bytes stop counting immediately, before its task has ended."""
         self._count(body, 0)
         body.dropped = True
         self._arriving[body.tenant].discard(body)
@@ -152,10 +152,10 @@ def _full(why: str) -> Overloaded:
     )  # fmt: skip
 
 
-# What connections remember between their requests: conversations that the next request of a WebSocket goes on with.
+# Conversations of WebSockets, kept in memory from one request of a connection to the next.
 #
-# All of them together have a bound. When there is no room, the tenant that has most loses what it has had for longest.
-# So nobody may rely on what is remembered, and a client that finds it gone sends the whole again.
+# There is one limit for all of them. When it is reached, the tenant with the most bytes loses its oldest entry. A
+# client whose conversation is gone has to send it again in full.
 
 MOST_REMEMBERED_BYTES = 64 << 20
 
@@ -177,7 +177,7 @@ class Remembered:
         self._of_tenants: Counter[str] = Counter()
 
     def keep(self, tenant: str, data: bytes) -> Entry:
-        """Returns an entry with the data; without, if there is more of it than there may be of all."""
+        """Returns an entry with the data; without data if it is larger than the limit on all entries together."""
         entry = Entry(tenant, None)
         if len(data) > self._most:
             return entry

@@ -42,8 +42,6 @@ from frontend.server.middleware import CLOSED, DIRECT, RECEIVED, UPGRADE
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 
-# Limits on connections, from the settings and from the system's limit on open files.
-
 log = logging.getLogger("sluice.frontend")
 OTHER_FILES = 64  # open files that a frontend needs in addition to its connections
 
@@ -156,8 +154,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._new = 0  # number of bytes being parsed now
         self._received = 0  # bytes since the last complete head or request, not counting bytes of a body
         self._unfinished: list[Any] = []  # unfinished pipelined cycles before the newest one
-        self._deaf = False  # whether the client was refused, so that input is ignored
-        self._last_word: EarlyRefusal | None = None  # a refusal that is sent after the responses before it
+        self._ignores_input = False  # after a refusal, or after the last response
+        self._last_refusal: EarlyRefusal | None = None  # a refusal that is sent after the responses before it
         self._offered = False  # whether the request offers to go on as a WebSocket
         self.successor: Successor | None = None
         self._half_closed = False  # whether the client sends no more, and waits for its responses
@@ -188,7 +186,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.successor is not None:
             return self.successor.feed(data)
-        if self._deaf:
+        if self._ignores_input:
             return
         self._new = len(data)
         self._received += self._new
@@ -196,7 +194,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
         self._parse(data)
-        if self._received > self._limits.header_bytes and not self._deaf:
+        if self._received > self._limits.header_bytes and not self._ignores_input:
             self._refuse(HEAD_TOO_LARGE)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -205,7 +203,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return False
         current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
         complete = current and not current[-1].more_body and not self._in_head()
-        refused = self._deaf and self._last_word is None
+        refused = self._ignores_input and self._last_refusal is None
         if not complete or refused or not self.transport.can_write_eof():
             return False
         if any(cycle.scope["http_version"] == "1.0" for cycle in current):
@@ -249,8 +247,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete and not self.pipeline:
-            if self._last_word is not None:
-                self._send_refusal(self._last_word)
+            if self._last_refusal is not None:
+                self._send_refusal(self._last_refusal)
             elif self._half_closed:
                 self.transport.close()
         self._abort_after_tls_close()
@@ -352,7 +350,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return "writing", unsent
         if self.successor is not None:
             return self.successor.phase()
-        if self._deaf:
+        if self._ignores_input:
             return "refused", None
         if any(not cycle.response_complete for cycle in self._unfinished):
             return "responding", None
@@ -385,13 +383,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         A client with too many pipelined requests did nothing wrong with those before, which are complete. They are
         answered, and the refusal comes after them.
         """
-        self._deaf = True
+        self._ignores_input = True
         self._on_refused(refusal.code)
         if refusal is TOO_MANY_PIPELINED:
             self.pipeline.popleft()
             self.cycle, _ = self.pipeline[0]
             self.scope = self.cycle.scope
-            self._last_word = refusal
+            self._last_refusal = refusal
             return
         current = [cycle for cycle in (*self._unfinished, self.cycle) if cycle and not cycle.response_complete]
         responding = any(cycle.response_started or not cycle.more_body for cycle in current)
@@ -410,7 +408,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         """Closes after the last response, which may have been sent before the request was complete."""
         if self.cycle is not None and self.cycle.more_body:
-            self._deaf = True
+            self._ignores_input = True
             self._linger()
         else:
             self.transport.close()
@@ -455,9 +453,9 @@ class Upgrade:
         self._connection = connection
 
     def accept(self, headers: Iterable[tuple[bytes, bytes]], successor: Callable[[Any, Any], S]) -> S | None:
-        """Hands the connection over, and returns its successor. None: there is more of HTTP in it.
+        """Hands the connection over to what `successor` makes of the transport and its flow control, and returns that.
 
-        successor: makes it of the transport and its flow control
+        Returns None and changes nothing if HTTP is not over: the body is incomplete, or other requests are pipelined.
         """
         it = self._connection
         cycle = it.cycle

@@ -73,13 +73,14 @@ class WebSocket:
     def __init__(self, transport: Transport, flow: Flow, reason: Callable[[], str]) -> None:
         self.gone = asyncio.Event()
         self.reason = reason
-        self.stopping = ""  # why no further message is read: "limit", "shutdown", or "" if they are
+        self.stopping = ""  # why no further message is read: "limit" or "shutdown"; "": messages are read
         self._transport, self._flow = transport, flow
         self._wire = Connection(ConnectionType.SERVER)
         self._data = bytearray()  # the part of the current message that has arrived and was not read yet
         self._begun = False  # whether there is a current message: one that has begun and was not read to its end
         self._finished = False  # whether the current message has arrived to its end
-        self._message = self._heard = object()  # stand for the current message, and for the last bytes of the client
+        # replaced by new objects when a message begins, and when bytes of the client arrive: see phase()
+        self._message = self._heard = object()
         self._pinged = False  # whether a ping was sent, and no byte of the client has arrived since
         self._deaf = False  # whether the rest of a message that is too large is being ignored
         self._unanswered: Ping | None = None
@@ -164,7 +165,7 @@ class WebSocket:
         self._parse_soon()
 
     def phase(self) -> tuple[str, object]:
-        """Returns the phase, and an object that is another one when the client has made progress."""
+        """Returns the phase, and an object that is replaced when the client has made progress."""
         if self._over:
             return "closing", None
         arriving = self._begun and not self._finished
@@ -175,7 +176,7 @@ class WebSocket:
         self.close(TOO_SLOW, "the message did not arrive in time")
 
     def silent(self) -> None:
-        """Nothing came from the client for long: asks whether it is there, and at the second time gives it up."""
+        """Called when the client was silent for `idle_s`: sends a ping; the second time, ends the connection."""
         if self._pinged or self._over:
             self._transport.abort()
         else:
@@ -252,7 +253,10 @@ class WebSocket:
                 self.close(NOT_TEXT, "messages must be text")
 
     def _end(self) -> None:
-        """Ends the connection, at once if the client has answered: it can read a Close only while its bytes are."""
+        """Closes the connection: immediately if the client has answered the Close, else after CLOSING_S.
+
+        A client that still sends would lose the Close: closing a socket with unread input resets the connection.
+        """
         if self._wire.state is ConnectionState.CLOSED:
             self._transport.close()
         else:

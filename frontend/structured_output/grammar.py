@@ -128,7 +128,7 @@ def lark(text: str, param: str) -> str:
 
 
 def bounded(lark: str) -> str:
-    """Returns a Lark grammar for which llguidance does not look ahead without an end (see `may_force`)."""
+    """Returns a Lark grammar in which llguidance forces no tokens where it could look ahead for ever (`may_force`)."""
     return _bounded(lark, read(lark))
 
 

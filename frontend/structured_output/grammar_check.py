@@ -17,7 +17,7 @@ from shared import grammar_trial
 from shared.sandbox import Killed, Lost, NotStarted, Raised, TookTooLong
 
 CHILDREN = 2
-CRASHED = "crashed: "  # how the reason against a grammar begins that ended a child or made it fail
+CRASHED = "crashed: "  # prefix of the error of a grammar that crashed a child process or made it fail
 MAX_WAITING = 64  # limit on the waiting requests of one tenant
 THREADS = 3  # threads that look for cached grammars, which takes milliseconds; a tenant uses all but one of them
 
@@ -67,7 +67,7 @@ def without_text(grammars: tuple[str, ...]) -> frozenset[int]:
 
 
 def _answer(what: str, grammar: str) -> str:
-    """Has a child do what `grammar_trial.answer` does."""
+    """Returns what `grammar_trial.answer` returns in a child process."""
     if (deadline := _deadline.get() or time.monotonic() + grammar_trial.SECONDS) < 0:
         raise Unknown
     try:

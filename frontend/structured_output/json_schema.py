@@ -307,7 +307,7 @@ class Reader:
         )
 
     def _narrowed(self, node: Node, made: Schema, complete: bool, path: Path, reason: str) -> None:
-        """Adds a schema, unless it allows less than it should and that is not allowed."""
+        """Adds the schema that a keyword means. complete: whether it allows all that the keyword does (`may_narrow`)"""
         if made is False and not complete:
             self.cannot(path, reason)
         elif complete or self.may_narrow(path, reason):

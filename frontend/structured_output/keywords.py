@@ -32,7 +32,7 @@ _DATE = (
 )
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 FORMAT_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-OLD_DRAFTS = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")  # beside `$ref`, they ignore all other keywords
+OLD_DRAFTS = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")  # next to `$ref`, they ignore all other keywords
 
 
 def types_of(value: Any) -> frozenset[str]:

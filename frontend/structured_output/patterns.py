@@ -246,7 +246,7 @@ def _class(pattern: str, at: int) -> tuple[_Set, int]:
                 if low > high:
                     raise Unsupported(f"the range {low}-{high} is empty")
                 body.append(f"{_literal(low)}-{_literal(high)}")
-            else:  # beside an escape for many characters, the hyphen is itself
+            else:  # next to an escape for many characters, the hyphen stands for itself
                 body += [_body(low), r"\-", _body(high)]
             at = end
         else:

@@ -79,7 +79,7 @@ class Productive:
         return path
 
     def _culprit(self, schema: dict[str, Any]) -> tuple[Path, Any] | None:
-        """Returns the part of a schema that allows no value though it must, and its path within; None if each may."""
+        """Returns a part of a schema that allows no value although it must, and its path; None if there is none."""
         for keys, ways in self._needs(schema):
             if not any(map(self.possible, ways)):
                 return keys, ways[0] if len(ways) == 1 and keys[:1] not in (("anyOf",), ("required",)) else None

@@ -170,7 +170,7 @@ def may_force(grammar: Rules) -> bool:
 def regex_may_force(regex: str) -> bool:
     """Whether a part of a regular expression that may be a single character is repeated without a limit.
 
-    A group with a wide class in it is none: wherever the group begins anew, several characters are allowed.
+    A group with a wide class does not count: wherever the group begins again, several characters are allowed.
     """
     wide = [False]  # for the whole expression and each open group: whether a wide class stands in it
     last = repeats = odd = False
@@ -182,7 +182,7 @@ def regex_may_force(regex: str) -> bool:
             case "closing":
                 last = wide.pop() if len(wide) > 1 else False
                 wide[-1] |= last
-            case "bound" if text == "{0":  # makes a part of no meaning
+            case "bound" if text == "{0":  # the part before it may be left out entirely
                 odd = True
             case "bound":
                 repeats = True

@@ -18,7 +18,7 @@ class References:
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        # Old drafts ignore all other keywords beside `$ref`.
+        # Old drafts ignore all keywords next to `$ref`.
         self.old = isinstance(root, dict) and any(one in str(root.get("$schema", "")) for one in OLD_DRAFTS)
         self.whole = self.base(root, "") if isinstance(root, dict) else ""  # the identifier of the whole schema
 

@@ -379,7 +379,7 @@ class _Writer:
     def _cannot(self, schema: Mapping[str, Any], keywords: list[str], where: str) -> None:
         """Refuses keywords of a strict function, and reports those of another, which are left to the model."""
         for keyword in keywords:
-            made = keyword == "allOf"  # of other keywords, perhaps
+            made = keyword == "allOf"  # the client may not have written it: it may have been made of other keywords
             what = "a combination of keywords" if made else keyword
             reason = f"{what} {where} is not supported in this model's format of calls"
             path = shown_path(self._function.param, (*self._paths.get(id(schema), ()), *([] if made else [keyword])))

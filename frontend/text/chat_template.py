@@ -129,7 +129,7 @@ class ChatTemplate:
 
     templates: sources by name
     specials: the special tokens that a template may write (`bos_token`, `eos_token`, ...)
-    sees: whether the model sees images
+    supports_vision: whether the model takes images
     renderer: renders the template in another process, if it comes from a request
     field: the request's field that holds the template, for error messages; empty: the template is the model's
 
@@ -141,14 +141,16 @@ class ChatTemplate:
         templates: Mapping[str, str],
         specials: Mapping[str, str],
         *,
-        sees: bool = False,
+        supports_vision: bool = False,
         field: str = "",
         renderer: Renderer | None = None,
     ) -> None:
         self._called, self._field = (f"`{field}`", field) if field else ("the model's chat template", "messages")
         self._templates = dict(templates)
-        self._sees, self._renderer = sees, renderer
-        self.takes_parts = sees and self.mentions("image")  # whether templates get a message as parts, not as text
+        self._supports_vision, self._renderer = supports_vision, renderer
+        self.takes_parts = supports_vision and self.mentions(
+            "image"
+        )  # whether templates get a message as parts, not as text
         self._compiled: dict[str, jinja2.Template] = {}
         self._environment = _environment()
         self._specials: dict[str, object] = dict(specials)
@@ -160,7 +162,7 @@ class ChatTemplate:
         return bool(self._templates)
 
     @property
-    def blocks(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether `render` may take long, so that it belongs in a thread."""
         return self._renderer is not None
 
@@ -204,7 +206,16 @@ class ChatTemplate:
         """
         if self._renderer is not None:
             specials = {name: value for name, value in self._specials.items() if name != DATE}
-            parts = self._templates, specials, self._sees, self.seconds, messages, add_generation_prompt, tools, kwargs
+            parts = (
+                self._templates,
+                specials,
+                self._supports_vision,
+                self.seconds,
+                messages,
+                add_generation_prompt,
+                tools,
+                kwargs,
+            )
             text, *refused = self._renderer(*parts)
             if refused:
                 raise TemplateError(text, param=refused[0])
@@ -246,7 +257,7 @@ class ChatTemplate:
 def rendered(
     templates: dict[str, str],
     specials: dict[str, str],
-    sees: bool,
+    supports_vision: bool,
     seconds: float | None,
     messages: list[dict[str, Any]],
     generate: bool,
@@ -258,14 +269,14 @@ def rendered(
     Returns [the text] or, if the template refuses the messages, [the TemplateError's message, its parameter]
     """
     parts = messages, generate, tools, kwargs
-    return _rendered(_template(tuple(templates.items()), tuple(specials.items()), sees), seconds, *parts)
+    return _rendered(_template(tuple(templates.items()), tuple(specials.items()), supports_vision), seconds, *parts)
 
 
 def rendered_of_model(
-    templates: dict[str, str], specials: dict[str, str], sees: bool, seconds: float | None, *parts: Any
+    templates: dict[str, str], specials: dict[str, str], supports_vision: bool, seconds: float | None, *parts: Any
 ) -> list[str]:
     """Does the same as `rendered` with the model's template, for a chat that is too large for the event loop."""
-    return _rendered(_template(tuple(templates.items()), tuple(specials.items()), sees, ""), seconds, *parts)
+    return _rendered(_template(tuple(templates.items()), tuple(specials.items()), supports_vision, ""), seconds, *parts)
 
 
 def _rendered(
@@ -287,10 +298,10 @@ def _rendered(
 def _template(
     templates: tuple[tuple[str, str], ...],
     specials: tuple[tuple[str, str], ...],
-    sees: bool,
+    supports_vision: bool,
     field: str = "chat_template",
 ) -> ChatTemplate:
-    return ChatTemplate(dict(templates), dict(specials), sees=sees, field=field)
+    return ChatTemplate(dict(templates), dict(specials), supports_vision=supports_vision, field=field)
 
 
 # Marks: short texts that stand for images in a message's text until the chat template renders the message.
@@ -367,7 +378,7 @@ def parts_of(content: object) -> object:
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Returns the text of a message with these parts, of which images are marks. An empty part says nothing."""
+    """Joins the parts of a message, in which marks stand for images, to its text. Leaves out empty parts."""
     pieces: list[str] = []
     for text in filter(None, texts):
         if pieces and not (pieces[-1].endswith(CLOSE) or text.startswith(OPEN)):

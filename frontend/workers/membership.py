@@ -102,7 +102,7 @@ def most_workers() -> int:
 class Membership:
     """Holds the connections to the workers, in the order of joining.
 
-    A worker is used only if it serves the same as the first worker, whose Welcome is kept as `welcome`.
+    A worker is used only if it serves the same model, with the same limits, as the first worker (`welcome`).
     """
 
     def __init__(

@@ -323,7 +323,7 @@ class WorkerPool:
     # moving streams
 
     def _leave_prefill(self, stream: Stream, how: str) -> None:
-        """Moves a stream from a prefill worker, which has done with it, to a worker that generates, or lets it wait.
+        """Moves a stream from its prefill worker to a worker that generates, or lets it wait.
 
         how: how the attempt ended, see remote_prefill.py
         """
@@ -395,7 +395,7 @@ class WorkerPool:
             await asyncio.sleep(TICK_S)
 
     def _end_late_prefills(self) -> None:
-        """Has prompts computed by the workers that generate, if there are any, if prefill workers take too long."""
+        """Moves streams whose prefill workers take too long to workers that generate, if there are any."""
         for stream in self._prefill.late() if self._prefill else ():
             home = self._placement.home(stream)
             if home is not None and any(
@@ -531,7 +531,7 @@ MAX_BYTES = 1 << 30  # limit for the pixels of all running requests together
 
 
 def check_memory(images: Sequence[PromptImage], running: Iterable[Sequence[PromptImage] | None]) -> None:
-    """Raises Overloaded if the images of a request do not fit beside the images of the running streams."""
+    """Raises Overloaded if the images of a request and of the running streams exceed MAX_BYTES together."""
     if _nbytes(images) + sum(_nbytes(each) for each in running if each is not None) > MAX_BYTES:
         raise Overloaded(
             f"the images of all requests have more than {MAX_BYTES >> 20} MiB of pixels",

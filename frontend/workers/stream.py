@@ -126,7 +126,7 @@ class Stream:
         return self._gathered
 
     def rewind(self, length: int) -> None:
-        """Has the next `gather` begin at output offset `length`: the tokens after it were sent with the Submit."""
+        """Makes the next `gather` begin at output offset `length`: the tokens after it were sent with the Submit."""
         self._gathered, self.fresh = length, True
 
     def gather_only(self, count: int, *, ended: bool) -> Batch:

@@ -1,15 +1,13 @@
 """Every setting with its meaning, unit and default: frozen records, read once from flags and environment.
 
-declaration         how a setting is declared, and what is wrong with a value
-model, wire         records that frontends and workers share
-speculation         what --speculative-config may state
-models              the record of a server with many models
-worker, frontend, launch    the records of one kind of process
-settings            all records together
+declaration.py             how a setting is declared, and what is wrong with a value
+settings.py                the records that several kinds of process share, the launcher's, and all records together
+worker.py, frontend.py     the records of one kind of process
+flags.py                   reads flags and environment variables
+check.py                   the rules between settings
 
 A field `prefill_chunk_size` is the flag `--prefill-chunk-size` and the variable `SLUICE_PREFILL_CHUNK_SIZE`
-(flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting; check.py holds
-the rules between settings; flags.py reads flags and variables.
+(flags win); booleans get `--x / --no-x`. `at_least`, `above` and `at_most` bound one setting.
 """
 
 from shared.config.declaration import BY_DEVICE, ConfigError, flag_name, setting, value_problem, words

@@ -1,4 +1,4 @@
-"""All settings of one command, by record and by name."""
+"""The settings that several processes share, those of the launcher, and `Settings`: all records of one command."""
 
 import dataclasses
 import json

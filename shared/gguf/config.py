@@ -199,7 +199,7 @@ def pooling_files(container: Container) -> dict[str, Any]:
     }
 
 
-# Writes small tensors that GGUF files state as numbers in their metadata to a file beside the index.
+# Writes small tensors that GGUF files state as numbers in their metadata to a file in the folder of the index.
 #
 # For example, Apertus states the parameters of its activation: one list per parameter, with an entry for each layer.
 

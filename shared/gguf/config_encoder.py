@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shared.gguf.tokenizer import Vocabulary
 
 DENSE = ("dense_2", "dense_3")  # the linears after pooling, in their order
-GLOBAL_EVERY = 3  # ModernBERT: every third layer sees all tokens
+GLOBAL_EVERY = 3  # ModernBERT: every third layer attends to all tokens
 SPACE, CONTINUES = "▁", "##"  # how a file spells the beginning of a word; how WordPiece spells its other parts
 UNKNOWN_CHARS = 100  # a longer word is one unknown token, as in BERT
 

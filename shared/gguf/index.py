@@ -23,7 +23,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """architecture: general.architecture. files: the paths of the GGUF files, and the name of a file beside the index.
+    """architecture: general.architecture. files: the paths of the GGUF files, and the name of a file next to the index.
 
     head_dim, kv_heads: size and number of the model's K/V heads.
     tiled_heads: how the value heads of recurrent layers are stored, if not in the order of Hugging Face.

@@ -218,7 +218,7 @@ def fetch_model(
 ) -> tuple[list[Path], TowerFile | None]:
     """Returns the files that `name` means, and the file of the model's vision tower; downloads what the cache lacks.
 
-    name: must match HUB_NAME. mmproj: the value of --mmproj; if empty, the tower is the one that lies beside the model.
+    name: must match HUB_NAME. mmproj: the value of --mmproj; if empty, the tower is the one in the folder of the model.
     prefer_cache: if the cache has all these files, use them without asking the hub for newer ones.
     Raises GgufError when the repository has no such files, and HubError when it cannot be reached.
     """

@@ -6,17 +6,12 @@ Knows nothing of sockets, tokenizers or tensors. Each direction has a union of i
     Event   = Welcome | Step | Status                                         worker -> frontend  (XPUB -> SUB)
 
 The XPUB socket may lose frames. So every event carries the worker's `epoch` (its incarnation), every `Step` carries a
-sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. A gap is
-therefore detected at once and repaired by `Resync`, and a duplicate is harmless. Columns (`bytes`) are packed
-little-endian (shared/wire.py).
+sequence number `seq` per frontend, and every run of tokens carries its start offset in the request's output. So the
+next frame shows a gap, which `Resync` repairs, and a duplicate is harmless. Columns (`bytes`) are packed little-endian
+(shared/wire.py).
 
-base        the types that both directions share
-sampling    what a request asks for
-images    the inputs of a vision encoder
-samplers    chains of samplers, which few requests ask for
-requests    the messages of a frontend
-events      the messages of a worker
-status      the state that a worker broadcasts
+requests.py has the messages of a frontend and the records in them (sampling, images, adapters), events.py those of a
+worker.
 """
 
 from shared.messages.events import (

@@ -101,7 +101,7 @@ class KVStoreTier(msgspec.Struct, frozen=True, gc=False, array_like=True):
     written: int = 0  # files
     written_bytes: int = 0
     written_s: float = 0.0
-    evictions: int = 0  # files that made room
+    evictions: int = 0  # files that were removed to make room
     dropped: int = 0  # files that were not written, because the folder failed or did not keep up
     failures: int = 0  # operations that the system refused
     vanished: int = 0  # files that were gone when they were to be read
@@ -189,7 +189,7 @@ class Welcome(Message, frozen=True):
     seq: int = 0  # sequence number of the next Step for this frontend
     fingerprint: str = ""  # a hash of everything that decides the worker's bits; "": the worker makes none
     kv_space: str = ""  # workers with equal texts can read each other's files of the K/V store; "": it uses none
-    kv_store_tokens: int = 0  # the pages of so many tokens have room in the K/V store
+    kv_store_tokens: int = 0  # how many tokens' pages the K/V store has room for
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -101,9 +101,8 @@ class SamplerChain(msgspec.Struct, frozen=True, gc=False, array_like=True):
     The token is drawn from what the chain leaves; `Sampling`'s temperature is then 1, its top-k, top-p, min-p are off.
     """
 
-    order: Annotated[
-        tuple[str, ...], msgspec.Meta(max_length=MAX_FEW_IDS)
-    ]  # names from worker/model_runner/sampler_chain.py
+    # names from worker/model_runner/sampler_chain.py
+    order: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FEW_IDS)]
     temperature: float = 1.0  # 0 leaves only the most likely token
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
@@ -294,13 +293,12 @@ class Submit(Message, frozen=True):
     answer: bytes | None = None  # packed uint32: an answer to check (see the docstring)
     scored_from: U32 = 0  # `prompt_logprobs` are computed for the prompt's tokens from this index on
     adapter: Adapter | None = None  # the LoRA adapter of this sequence
-    images: Annotated[list[PromptImage], msgspec.Meta(max_length=MAX_FEW_IDS)] | None = (
-        None  # the prompt's images, in the order of their tokens
-    )
+    # the prompt's images, in the order of their tokens
+    images: Annotated[list[PromptImage], msgspec.Meta(max_length=MAX_FEW_IDS)] | None = None
     prediction: bytes | None = None  # packed uint32: the output that the client expects; its ids become drafts
     second_from: U32 = 0  # where the second text of a pair begins, for encoders that tell texts apart; 0: one text
     prefill: Prefill = Prefill.HERE
-    keep_s: U32 = 0  # the K/V store keeps the prompt as if it were used until so many seconds from now, see Tier.sweep
+    keep_s: U32 = 0  # for so many seconds, the K/V store treats the prompt as just used, see Tier.sweep
 
 
 class Abort(Message, frozen=True):

@@ -79,3 +79,9 @@ def test_dead_names_are_found_in_every_kind_of_comment(tmp_path: Path) -> None:
     assert missing(tmp_path / "two.c", {"here.py"}) == ["two.c:1: gone.h"]
     (tmp_path / "three.py").write_text("# the kind (frontend/a), and/or its name (a/lost)\n")
     assert missing(tmp_path / "three.py", ends(["frontend/a/here.py"], "frontend")) == ["three.py:1: a/lost"]
+
+
+def test_readme_of_deploy_names_all_of_its_folders() -> None:
+    table = re.findall(r"^\| (`[a-z-]+/`.*?) \|", (ROOT / "deploy/README.md").read_text(), re.MULTILINE)
+    named = {folder for row in table for folder in re.findall(r"`([a-z-]+)/`", row)}
+    assert named == {name.split("/")[1] for name in files() if name.startswith("deploy/") and name.count("/") > 1}

@@ -170,7 +170,7 @@ def check_finite(numbers: Tensor, name: str, tensors: StoredTensors) -> Tensor:
 
 
 def check_read(read: Tensor, name: str, tensors: StoredTensors) -> None:
-    """Raises CheckpointError if a tensor that was read holds numbers, and any is NaN or infinite in its dtype.
+    """Raises CheckpointError if a tensor that was read has a floating-point dtype and a value that is NaN or infinite.
 
     One such number in a norm or a matrix makes all logits NaN, from which only token 0 would be drawn.
     """

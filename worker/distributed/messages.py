@@ -25,9 +25,8 @@ from worker.models.forward_inputs import ForwardInputs
 
 CPU = torch.device("cpu")
 HIDDEN, LOGITS, BOTH = "hidden", "logits", "both"  # values of Order.compute
-FIELDS = [
-    field.name for field in fields(ForwardInputs) if field.name != "aux_hidden_states"
-]  # see Order.aux_hidden_states
+# the fields in Order.columns; of aux_hidden_states, an Order has only the layers
+FIELDS = [field.name for field in fields(ForwardInputs) if field.name != "aux_hidden_states"]
 LENGTH = struct.Struct("<Q")
 IN_C, ON_GPUS = "c", "gpus"  # values of Beginning.exchange
 RECEIVED = 1 << 20  # the maximum bytes of one recv()

@@ -153,10 +153,9 @@ def _shard_group(part: Part, device: torch.device, store: Callable[[], Store]) -
 
 # The operations of a rank that has some rows of each weight: around each product, all ranks gather their columns.
 #
-# Only linears behind a mixer or an activation need columns of other ranks: their inputs are gathered before the
-# product, and their outputs after it. Every product thus adds up the same numbers in the same order as without ranks.
-# Nothing is ever summed across ranks. These are the places at which the C library exchanges columns, too
-# (worker/models/csrc/decoder.c).
+# Only linears after a mixer or an activation need columns of other ranks: their inputs are gathered before the product,
+# and their outputs after it. Every product thus adds up the same numbers in the same order as without ranks. Nothing is
+# ever summed across ranks. The C library exchanges columns at the same places (worker/models/csrc/decoder.c).
 
 Gather = Callable[[Tensor], Tensor]
 
@@ -266,7 +265,7 @@ def device_of_rank(worker: WorkerConfig, place: int = 0, here: int = 0) -> torch
     share the device. Raises ConfigError if there are fewer GPUs than ranks, and what pick_device() raises.
     """
     if worker.device != "cpu" and place < torch.cuda.device_count():
-        torch.cuda.set_device(place)  # first of all: pick_device() takes memory of the current GPU
+        torch.cuda.set_device(place)  # before pick_device(), which allocates memory on the current GPU
     device = pick_device(worker.device)
     if device.type != "cuda":
         return device

@@ -174,12 +174,12 @@ def _all_rows(inputs: ForwardInputs) -> ForwardInputs:
     return replace(inputs, logits_indices=every)
 
 
-# A model whose layers are cut into stages, as rank 0 sees it. It begins a step before the last one has ended.
+# Rank 0's side of a model that is cut into stages: it begins a step before the last one has ended.
 #
 # A step that is begun goes through all stages, each of which computes it after the steps that were begun before. Its
-# rows come back to rank 0, and wait there until they are asked for.
+# rows come back to rank 0, and wait there until they are requested.
 
-PROGRESS_BYTES = 4096  # the most progress bytes that are read at once
+PROGRESS_BYTES = 4096  # the most progress bytes of one read
 
 
 class OrderAll(Protocol):
@@ -200,15 +200,15 @@ class ReturnedRows:
     def __init__(
         self, ring: Ring, others: Sequence[socket.socket], layers_started: c_uint64, most_in_flight: int
     ) -> None:
-        """others: the connections on which other ranks tell their progress.
+        """others: the connections on which other ranks report their progress.
 
-        layers_started: the count of rank 0. It also grows while rank 0 waits for rows and other ranks tell their
-        progress (tell_progress). Otherwise a step that takes long in other stages would look like a hang.
+        layers_started: the count of rank 0. It also grows while rank 0 waits for rows and other ranks report progress
+        (tell_progress). Otherwise a step that takes long in other stages would look like a hang.
         most_in_flight: how many steps may be in flight, without a dummy step that checks the device meanwhile.
         """
         self._ring, self._others, self._layers_started = ring, others, layers_started
         self._most_in_flight = most_in_flight
-        self._rows: dict[int, Tensor] = {}  # by the number of the step, of steps that nobody has asked for yet
+        self._rows: dict[int, Tensor] = {}  # number of a step → its rows, until they are requested
         self._begun = self._returned = 0  # how many steps were begun, and how many steps' rows have come back
 
     def begin(self) -> int:

@@ -36,9 +36,10 @@ class StageAuxStates:
     like: Tensor
 
     def apart(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Divides the rows of the stage before: returns them without outputs of layers, and these outputs [T, N * H].
+        """Divides the columns of rows from the previous stage: returns the residual stream (and per-layer embeddings),
+        and then the outputs of layers [T, N * H].
 
-        N is the number of aux_hidden_states layers behind the first stage and before this one.
+        N is the number of aux_hidden_states layers in stages between the first one and this one.
         """
         before = _layers(self.aux_hidden_states, self.stage.bounds[1], self.stage.first)
         end = rows.shape[1] - len(before) * self.like.shape[-1]
@@ -98,7 +99,7 @@ def joined(columns: Sequence[Tensor]) -> Tensor:
 # Per-layer embeddings (worker/models/per_layer_embeddings.py) in pipeline parallelism.
 #
 # The first stage has their table, and computes the vectors of all layers. A stage hands on the vectors of later
-# stages beside the residual stream, as more columns of the same rows.
+# stages together with the residual stream, as further columns of the same rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class LayerVectors:
         return self._divided(inputs, vectors_of_layers(weights, inputs, x, decoder.spec.norm_eps, decoder.operations))
 
     def take(self, inputs: ForwardInputs, rows: Tensor) -> tuple[ForwardInputs, Tensor | None]:
-        """Does the same for another stage. rows: the residual stream of the stage before, and vectors beside it"""
+        """Does the same for another stage. rows: from the previous stage: the residual stream, then the vectors"""
         spec = self.decoder.spec
         stream, vectors = rows[:, : spec.hidden_size].contiguous(), rows[:, spec.hidden_size :]
         inputs = _continued(inputs, stream)

@@ -1,7 +1,7 @@
 """The families of encoders, each a row of data, and the spec of an encoder from its config.
 
 A row of ENCODERS has the properties of the layers (`Family`, as for decoders), the names that its checkpoints use, and
-its classification head. Decoders that are trained to see in both directions need no row: their config says so.
+its classification head. Decoders that are trained to attend in both directions need no row: their config says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ class EncoderFamily:
     norms_after_sums: bool = False
     first_norm: bool = True
     last_norm: bool = False
-    reach: Callable[[Config], int] = lambda config: 0  # how far a token of a layer with a window sees
+    reach: Callable[[Config], int] = lambda config: 0  # how far a token attends in a layer with a window
     head: HeadSpec | None = None
     head_pooling: str = ""  # the setting that says how the head pools; "": the head's own kind
 
@@ -74,7 +74,7 @@ def nothing_biased(config: Config) -> tuple[bool, bool]:
 
 
 def listed_or_every_third(config: Config) -> list[str]:
-    """Every `global_attn_every_n_layers`-th layer, from the first on, sees all tokens (ModernBERT)."""
+    """Every `global_attn_every_n_layers`-th layer, from the first on, attends to all tokens (ModernBERT)."""
     nth = config["global_attn_every_n_layers"]
     if type(nth) is not int or nth < 1:
         raise UnsupportedModel(f"global_attn_every_n_layers {nth!r} is not supported; supported are numbers from 1 on")
@@ -243,7 +243,7 @@ ENCODERS: Mapping[str, EncoderFamily] = {
         head_pooling="classifier_pooling",
     ),
 }  # fmt: skip
-# Decoders whose config says that they see in both directions
+# Decoders whose config says that they attend in both directions
 BOTH_WAYS = ("use_bidirectional_attention", "is_causal")
 SCORE = HeadSpec(0, PoolingKind.LAST, "score", out_bias=False)
 HEAD_POOLING = {"cls": PoolingKind.FIRST, "mean": PoolingKind.MEAN}
@@ -310,7 +310,7 @@ def _head(row: EncoderFamily, stated: Config, labels: int, name: str) -> HeadSpe
 
 
 def _both_ways(config: Config, task: Task) -> EncoderSpec:
-    """Returns the spec of a decoder that was trained to see in both directions (EmbeddingGemma, Qwen, Llama)."""
+    """Returns the spec of a decoder that was trained to attend in both directions (EmbeddingGemma, Qwen, Llama)."""
     if not is_bidirectional(config):
         supported = ", ".join(ENCODERS)
         raise UnsupportedModel(
@@ -319,7 +319,7 @@ def _both_ways(config: Config, task: Task) -> EncoderSpec:
     plain = {name: value for name, value in config.items() if name not in BOTH_WAYS}
     model = spec_from_config(plain, replace(task, labels=0, name="embed"))
     check_plain(model)
-    # EmbeddingGemma's window counts both sides; a token sees half of it on each.
+    # EmbeddingGemma's window counts both sides; a token attends to half of it on each.
     reaches = tuple(layer.window // 2 for layer in model.layers)
     if any(reaches) and not model.model_type.startswith("gemma3"):
         raise UnsupportedModel(f"windows in both directions are not supported for {model.model_type}")
@@ -350,7 +350,7 @@ def check_plain(model: ModelSpec) -> None:
     }
     for what, has in others.items():
         if has:
-            raise UnsupportedModel(f"{what} are not supported in a model that sees in both directions")
+            raise UnsupportedModel(f"{what} are not supported in a model that attends in both directions")
 
 
 def _dense(stated: Sequence[Dense], hidden: int) -> tuple[DenseSpec, ...]:

@@ -16,7 +16,7 @@ class EncoderRunner:
     """Computes the steps of an encoder. A step is complete when it is launched, and its results are vectors."""
 
     vision = None  # encoders see no images
-    cuts_prompts = False  # a text is computed as a whole, because its first tokens see its last ones
+    cuts_prompts = False  # a text is computed as a whole, because its first tokens attend to its last ones
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder

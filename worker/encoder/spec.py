@@ -1,4 +1,4 @@
-"""Describes an encoder as data: a ModelSpec for the layers, and what encoders have beside it.
+"""Describes an encoder as data: a ModelSpec for the layers, and what only encoders have.
 
 The layers of an encoder are those of a decoder, with other places for the norms: its spec and its weights are therefore
 those of worker/models. The spec contains no file names and no tensors.
@@ -44,7 +44,8 @@ class EncoderSpec:
     """Describes an encoder."""
 
     model: ModelSpec  # the layers; a layer's `window` is not used
-    reaches: tuple[int, ...]  # for each layer, how far before and after itself a token sees others; 0: all of its text
+    # for each layer, how many tokens before and after itself a token attends to; 0: all of its text
+    reaches: tuple[int, ...]
     positions: int = 0  # rows of the table of position embeddings; 0: there is none
     first_position: int = 0  # the row for a text's first token
     token_types: int = 0  # rows of the table of token types; 0: there is none

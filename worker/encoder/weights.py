@@ -1,5 +1,5 @@
-"""Loads the weights of an encoder: the layers by the loader of decoders, under its names, and what encoders have beside
-them: tables of positions and token types, a norm of embeddings, a classification head, linears after pooling.
+"""Loads the weights of an encoder: the layers by the loader of decoders, under its names, and what only encoders have:
+tables of positions and token types, a norm of embeddings, a classification head, linears after pooling.
 
 A checkpoint in safetensors has the names of its family, which `common_names` translates. A GGUF file is read under the
 common names already (worker/quantization/gguf_tensors.py).
@@ -76,7 +76,7 @@ def common_names(stored: Checkpoint, names: Sequence[Names]) -> RenamedTensors:
     """Returns the tensors of a checkpoint under the common names of modules (worker/models/layer_kinds.py).
 
     A tensor of the encoder that has no common name gets the prefix of the encoder, so that the loader refuses it.
-    Tensors beside the encoder, such as a classification head, keep their names.
+    Tensors outside of the encoder, such as a classification head, keep their names.
     """
     own = stored.names()
     chosen = next((one for one in names if any(_within(name, one)[0] for name in own)), names[0])
@@ -174,7 +174,7 @@ class EncoderLoader(Loader):
 
     def _dense(self, spec: DenseSpec) -> PackedLinear:
         module = spec.weight.removesuffix(".weight")
-        if f"{spec.folder}.weight" in self.source.tensors:  # a GGUF file has them beside the layers
+        if f"{spec.folder}.weight" in self.source.tensors:  # a GGUF file has them in the file of the layers
             stored = self.source.weight(f"{spec.folder}.weight", (spec.outputs, spec.inputs))
             read = stored.read(self._tensor, torch.float32)
             plain = read.dequantize(torch.float32) if isinstance(read, QuantizedWeight) else read

@@ -289,8 +289,8 @@ def _counting(loads: Tensor, spec: ModelSpec) -> Callable[[], ExpertLoads]:
 def _settings_on(device: torch.device, worker: WorkerConfig) -> WorkerConfig:
     """Returns the settings with the sizes and switches that fit the device.
 
-    Ranks on GPUs do without what was never tried beside their exchanges: CUDA graphs, options that let kernels run
-    ahead of others, and steps that read the ids of the last step on the device.
+    Ranks on GPUs do without what was never tried together with their exchanges: CUDA graphs, options that let kernels
+    run ahead of others, and steps that read the ids of the last step on the device.
     """
     on_gpu = device.type == "cuda"
     worker = replace(worker, overlap=worker.overlap and on_gpu)

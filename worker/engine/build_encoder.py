@@ -134,7 +134,7 @@ def _longest(spec: EncoderSpec, task: Task, model: ModelConfig) -> int:
 
 
 def _dense_files(folder: Path, spec: EncoderSpec) -> list[Path]:
-    """Returns the files of linears after pooling. A GGUF file has them beside the layers."""
+    """Returns the files of linears after pooling; none for a GGUF file, which has them in the file of the layers."""
     if (folder / GGUF_INDEX).exists():
         return []
     return [file for one in spec.dense if one.folder for file in weight_files(folder / one.folder)]

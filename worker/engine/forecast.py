@@ -77,16 +77,16 @@ def forecast(folder: Path, memory: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def trial(folder: Path, told: dict[str, Any]) -> dict[str, float]:
-    """Returns the fields of a Forecast that are measured, which takes a few seconds. They are missing if `told`, the
-    others, say that the model does not fit or that its sequences are too short, if it has experts, if the input of a
-    layer depends on all layers (Gemma 4's small models), or if the C library is not compiled yet.
+def trial(folder: Path, computed: dict[str, Any]) -> dict[str, float]:
+    """Returns the fields of a Forecast that are measured, which takes a few seconds. computed: the other fields
 
-    Raises the same errors as `forecast`.
+    The result is empty if the model does not fit or its sequences are too short, if it has experts, if the input of a
+    layer depends on all layers (Gemma 4's small models), or if the C library is not compiled yet. Raises the same
+    errors as `forecast`.
     """
     library = existing(sets_in_use(os.environ, sets_of_processor())) if os.environ.get("SLUICE_NATIVE") != "0" else None
     settings, spec = _settings(folder), spec_from_config(read_config(folder))
-    if spec.experts or spec.per_layer_inputs or told["context"] < LEAST_CONTEXT or library is None:
+    if spec.experts or spec.per_layer_inputs or computed["context"] < LEAST_CONTEXT or library is None:
         return {}
     formats = choose_formats(spec, settings.worker, torch.device("cpu"))
     try:
@@ -102,8 +102,8 @@ def _settings(folder: Path) -> Settings:
 
 def main(folder: str, memory: str, tried: str = "") -> int:
     try:
-        told = forecast(Path(folder), int(memory))
-        print(msgspec.json.encode(told | (trial(Path(folder), told) if tried else {})).decode())
+        computed = forecast(Path(folder), int(memory))
+        print(msgspec.json.encode(computed | (trial(Path(folder), computed) if tried else {})).decode())
     except (CheckpointError, ConfigError) as error:
         print(error, file=sys.stderr)
         return 3

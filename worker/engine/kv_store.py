@@ -99,15 +99,16 @@ COUNTERS = {
 # A prefill worker's request has computed its prompt, and owns no pages any more, when copies of its last pages still
 # wait to be written. It ends, and the other worker begins, when they are written; or after MOST_S, as a disk may hang.
 
-MOST_S = 5.0  # a request waits no longer: what is missing is computed again by the other worker
+MOST_S = 5.0  # the longest wait of a request; the other worker computes again what is missing then
 
 
 class HandOver:
-    """`now` is the time of the loop's clock in seconds."""
+    """The requests of a prefill worker whose last pages are being written. now: seconds of the loop's clock"""
 
     def __init__(self, store: KvStore) -> None:
         self._store = store
-        self._waiting: dict[Key, tuple[Sequence, Callable[[], bool], float]] = {}  # until the time of the loop's clock
+        # sequence, whether its pages are written, and until when it waits
+        self._waiting: dict[Key, tuple[Sequence, Callable[[], bool], float]] = {}
 
     def begin(self, sequence: Sequence, now: float) -> None:
         """Takes a sequence that has left the scheduler, and all of whose pages were given to the store."""

@@ -41,8 +41,8 @@ class PrefixReport:
         self._expected: Counter[int] = Counter()  # key → how many prompts that wait or are being computed have it
         self._prompts: dict[Key, list[tuple[int, int]]] = {}  # sequence → (length, key) of its prompt's prefixes
         self._touched: deque[int] = deque()  # keys of prompts that came or left since the last report
-        self._told: dict[int, None] = {}  # the keys that a frontend knows if it has seen every report
-        self._check = 0  # the xor of all keys in _told
+        self._reported: dict[int, None] = {}  # the keys that a frontend knows if it has seen every report
+        self._check = 0  # the xor of all keys in _reported
         self._sweep: list[int] = []
         self._at = 0
 
@@ -110,7 +110,7 @@ class PrefixReport:
         """Returns the report for a Status. The caller must send it: the next report has only later changes."""
         changed = self._take_changes()
         if self._at >= len(self._sweep):
-            self._sweep, self._at = list(self._told), 0
+            self._sweep, self._at = list(self._reported), 0
         first = self._at
         self._at = min(first + PART, len(self._sweep))
         return CachedPrefixes(
@@ -120,7 +120,7 @@ class PrefixReport:
             first,
             self._at,
             len(self._sweep),
-            pack_u32(key for key in self._sweep[first : self._at] if key in self._told),
+            pack_u32(key for key in self._sweep[first : self._at] if key in self._reported),
             self._saved_tokens(),
         )
 
@@ -144,13 +144,13 @@ class PrefixReport:
 
     def _tell(self, key: int, changed: dict[int, bool]) -> None:
         known = key in self._cached or key in self._expected
-        if known != (key in self._told):
+        if known != (key in self._reported):
             self._check ^= key
             changed[key] = known
             if known:
-                self._told[key] = None
+                self._reported[key] = None
             else:
-                del self._told[key]
+                del self._reported[key]
 
     def _follow_prompts(self) -> None:
         """Adds new prompts to _prompts, and removes prompts that are computed or whose sequence has ended."""

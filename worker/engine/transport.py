@@ -217,7 +217,7 @@ class WireServer:
         os.eventfd_write(self._wakeup, 1)
 
     def refresh(self) -> None:
-        """Broadcasts Status at once, for frontends that wait for a change."""
+        """Broadcasts Status without waiting for the interval, for frontends that wait for a change."""
         self._status_due = 0.0
         self.flush()
 

@@ -96,7 +96,7 @@ class RecentTexts:
             return None
         last = (*tokens[-LONGEST - 1 :], *ahead)[-LONGEST - 1 :]
         found = None
-        for length in GRAM_LENGTHS:  # few tokens are hashed where not even the shortest match
+        for length in GRAM_LENGTHS:  # from the shortest: usually it does not match, and longer ones need not be hashed
             place = self._after_last(last, length)
             if not place:
                 break

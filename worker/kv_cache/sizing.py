@@ -214,7 +214,7 @@ def _typical_lengths(longest: int, *, required: bool) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """Computes how many slots for recurrent states there are beside `full` pages of a group without a window."""
+    """Computes how many slots for recurrent states go with `full` pages of a group without a window."""
 
     nbytes_each: int  # bytes of one slot; 0: no layer has a recurrent state
     most: int  # the maximum bytes of all slots together

@@ -56,8 +56,8 @@ class Fetch:
     copied: int = 0  # pages up to here were copied, in groups without a window
     windows: dict[int, list[tuple[int, Tensor]]] = field(default_factory=dict)  # group → (first page, bytes) of runs
     state: Tensor | None = None
-    deadline: float = 0.0  # of the loop's clock: the sequence waits no longer for the next part
-    latest: float = inf  # and no longer for all parts
+    deadline: float = 0.0  # until when the sequence waits for the next part, in seconds of the loop's clock
+    latest: float = inf  # until when it waits for all parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +437,7 @@ class _Plan:
         for end in range(min(len(fetch.digests), covered + size), fetch.start, -1):
             if fetch.cancelled:
                 break
-            if end // size * size > covered:  # its pages are in a block that is not there
+            if end // size * size > covered:  # the pages before this state are in a block that the store does not have
                 continue
             if tiers := self._having(fetch.digests[end - 1], STATE):
                 last = _File(STATE, end // size * size, end, tiers)

@@ -4,8 +4,8 @@ The name of a file is a keyed hash of the digest of the tokens that it holds. Th
 file. Replacing the token empties the folder for everybody at once: no reader finds an earlier file, and what a
 writer began before then gets a name that nobody looks for. There is no lock, and nothing to repair after a crash.
 
-Operations may fail or hang as disks do. A tier that failed or that hangs is left alone for a while, and says so in the
-log once in a while; the store goes on without it.
+Operations may fail or hang, as disks do. A tier that has failed or hangs is not used for a while, which the log says at
+intervals; the store goes on without it.
 """
 
 import logging
@@ -31,11 +31,11 @@ TOKEN = "token"  # the name of the file with the token
 TOKEN_BYTES = 16
 NAME_BYTES = 20
 PAGES, STATE = b"p", b"s"  # kinds of files: a block of pages; a recurrent state, with the pages since the last block
-PINNED = ".pinned"  # a file beside another one that the janitor therefore keeps
-PAUSE_S = 10.0  # a tier that failed is left alone for so long
-HUNG_S = 3.0  # an operation that takes longer hangs, and the tier is left alone until it returns
+PINNED = ".pinned"  # a file NAME.pinned makes the janitor keep the file NAME
+PAUSE_S = 10.0  # how long a tier that failed is not used
+HUNG_S = 3.0  # an operation that takes longer counts as hung, and the tier is not used until it returns
 WARN_S = 60.0  # between two warnings of a tier
-STALE_S = 600.0  # files that were being written, and were not touched for so long, are removed
+STALE_S = 600.0  # unfinished files that nobody has written to for so long are removed
 SWEEP_S = 60.0  # between two looks at the whole folder, in which other processes write, too
 ROOM = 0.05  # the janitor makes this share of the limit free
 WITHOUT, WITHOUT_WRITING = "requests are computed without it", "nothing is written there"
@@ -156,7 +156,7 @@ class Tier:
     # the token
 
     def ask_reset(self, token: bytes) -> None:
-        """Has the token replaced by the next refresh(); until then, the tier is not usable. The loop may call it."""
+        """Makes the next refresh() replace the token; until then, the tier is not usable. The loop may call it."""
         with self._lock:
             self.reset_to = token
 

@@ -338,16 +338,16 @@ class _Variants:
         yield "as a decode", [length - 1], []
         most = min(self.limits.sequences, self.limits.tokens)
         for rows in sorted({min(rows, most) for rows in BESIDE_DECODES} - {1}):
-            company = [Chunk(short, 0, 1, True) for short in self.shorts[: rows - 1]]
-            yield f"as a decode beside {rows - 1} others", [length - 1], company
+            others = [Chunk(short, 0, 1, True) for short in self.shorts[: rows - 1]]
+            yield f"as a decode beside {rows - 1} others", [length - 1], others
         most = min(self.limits.tokens, len(self.prompt.tokens) + 1)
         for rows in sorted({min(rows, most) for rows in BESIDE_CHUNK} - {1}):
-            company = [Chunk(self.prompt, 0, rows - 1, True)]
-            yield f"as a decode beside {rows - 1} tokens of a prompt", [length - 1], company
-            yield f"as a chunk beside {rows - 1} tokens of a prompt", [length - min(length, 40)], company
+            others = [Chunk(self.prompt, 0, rows - 1, True)]
+            yield f"as a decode beside {rows - 1} tokens of a prompt", [length - 1], others
+            yield f"as a chunk beside {rows - 1} tokens of a prompt", [length - min(length, 40)], others
 
-    def run(self, cuts: list[int], company: list[Chunk]) -> list[Tensor]:
-        """Computes the sequence `one` from its start. Returns its logits, K/V and states. company: see kinds()."""
+    def run(self, cuts: list[int], others: list[Chunk]) -> list[Tensor]:
+        """Computes `one` from its start. Returns its logits, K/V and states. others: further chunks of the last step"""
         for sequence in (self.one, self.prompt, *self.shorts):
             sequence.computed_tokens = 0
             states = slots_of(sequence)
@@ -356,14 +356,14 @@ class _Variants:
         length = len(self.one.tokens)
         ends = sorted({*(cut for cut in cuts if 0 < cut < length), *range(0, length, self.limits.tokens), length} - {0})
         for end in ends:
-            last = company if end == length else []
+            last = others if end == length else []
             logits = self._step(Chunk(self.one, self.one.computed_tokens, end - self.one.computed_tokens, True), last)
         return [logits, *self._kept()]
 
-    def _step(self, own: Chunk, company: list[Chunk]) -> Tensor:
+    def _step(self, own: Chunk, others: list[Chunk]) -> Tensor:
         """Computes a step, with `own` between decodes and prompts. Returns the logits [vocab] of `own`."""
-        after = [chunk for chunk in company if chunk.sequence is self.prompt]
-        chunks = [*(chunk for chunk in company if chunk.sequence is not self.prompt), own, *after]
+        after = [chunk for chunk in others if chunk.sequence is self.prompt]
+        chunks = [*(chunk for chunk in others if chunk.sequence is not self.prompt), own, *after]
         inputs, _ = build_inputs(chunks, self.limits.page_size, self.cache.device, recurrent=bool(self.cache.states))
         logits = self.decoder.forward(inputs, self.cache)[chunks.index(own)].clone()
         for chunk in chunks:

@@ -73,9 +73,8 @@ class Tables:
         self._none = torch.zeros(max(counts), PART_FIELDS, dtype=torch.int64, device=device)
         self.scales = torch.zeros(slots + 1, device=device)  # float32
         own = self._fields.split_with_sizes([count * (slots + 1) for count in counts])
-        self.of_linears = {
-            key: Table(size, part) for (key, size), part in zip(self._sizes.items(), own, strict=True)
-        }  # id() of a PackedLinear → its table
+        # id() of a PackedLinear → its table
+        self.of_linears = {key: Table(size, part) for (key, size), part in zip(self._sizes.items(), own, strict=True)}
 
     def hold(self, adapter: LoadedAdapter) -> bool:
         """Whether the tables have room for all products of an adapter."""

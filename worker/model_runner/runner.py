@@ -162,6 +162,7 @@ class Runner:
         return InFlightStep(plan, 0, ids, HostCopy(ids), logprobs, done.read_pooled)
 
     def _replay(self, plan: Plan, rows: list[Row], before: InFlightStep | None) -> _Computed | None:
+        """Replays the step as a CUDA graph. Returns None if there is no graph for it."""
         if self._graphs is None or (self.vision is not None and reads_images(plan)):
             return None
         replayed = self._graphs.launch(plan, rows, before)
@@ -173,6 +174,7 @@ class Runner:
         return _Computed(logits, LogitsUse(list(range(len(logits))), []), logits, ids)
 
     def _inputs(self, plan: Plan, before: InFlightStep | None) -> tuple[ForwardInputs, LogitsUse]:
+        """Builds the inputs of a step on the device. before: the step in flight that samples tokens of this one"""
         inputs, use = build_inputs(plan.chunks, self._cache.page_size, self._device, recurrent=bool(self._cache.states))
         self._cache.reach(inputs.max_pages)
         if before is not None:
@@ -180,13 +182,14 @@ class Runner:
         return inputs_for(inputs, plan, self.vision), use
 
     def _run(self, model: Forward, inputs: ForwardInputs, plan: Plan, rows: list[Row], use: LogitsUse) -> InFlightStep:
+        """Computes the forward of a step without a graph, picks the logits of `rows`, and samples them."""
         logits, pooled = self._outputs(model, inputs, plan, use)
         picks = len(use.sampled) < len(logits)
         sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)] if picks else logits
         return self._finish(plan, rows, _Computed(logits, use, sampled, read_pooled=pooled))
 
     def _outputs(self, model: Forward, inputs: ForwardInputs, plan: Plan, use: LogitsUse) -> tuple[Tensor, ReadPooled]:
-        """Returns the logits [N, V] float32, and a function that returns the pooled rows."""
+        """Computes the forward. Returns the logits [N, V] float32, and a function that returns the pooled rows."""
         if not use.pooled:
             return model.forward(inputs, self._cache), no_rows
         from worker.model_runner.logprobs import launch_pooling
@@ -196,6 +199,7 @@ class Runner:
         return model.logits(hidden[rows]), launch_pooling(plan, use, hidden, model.logits)
 
     def _sample(self, logits: Tensor, rows: list[Row]) -> Tensor:
+        """Samples an id for each row, [R] int64, within its constraint. NO_ID: the row cannot be sampled yet."""
         if any([sequence.constraint is not None for sequence, *_ in rows]):
             logits, unknown = self._masked(logits, rows)
             if unknown:
@@ -264,7 +268,7 @@ class Runner:
         sequence = dummy_sequence([0], cache.page_size, len(cache.groups), Sampling(1, temperature=0.0))
         try:
             self.step(Plan([Chunk(sequence, 0, 1, True)]))
-        except FloatingPointError:  # the device computes, and each request is told that the weights overflow
+        except FloatingPointError:  # the device computes; each request gets an error: the weights overflow
             return
         except Exception as error:
             raise DeviceBroken(f"{self._device} cannot compute: {type(error).__name__}: {error}") from error
@@ -282,9 +286,10 @@ class Runner:
 
 
 def note_draws(rows: list[Row], seconds: float) -> None:
-    """Notes in the sequences of rows that were sampled together how long each row took.
+    """Records in each sequence how long one of its rows took, if `rows` were sampled together in `seconds`.
 
-    A chain notes its own time. So the rest is shared equally, but each row of a checked answer counts its chain, too.
+    Chains of samplers record their own times, so only the rest of the time is divided equally among the rows. A row of
+    a checked answer gets an equal part of the whole time instead.
     """
     each = seconds / len(rows)
     chains = [one.host.chain for one, *_ in rows if one.host is not None and one.host.chained]

@@ -1,4 +1,4 @@
-"""What a runner gives: a launched step whose ids are not read yet, and its results. StepRunner is the runner itself."""
+"""The interface of runners (StepRunner), the launched steps that they return, and the results of steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class StepOutput:
 
 
 class HostCopy:
-    """A copy of a tensor to the host, started at once. Later work in the same stream may overwrite the tensor."""
+    """A copy of a tensor to the host, started by __init__. Later work in the same stream may overwrite the tensor."""
 
     def __init__(self, values: Tensor) -> None:
         self._event = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
@@ -105,7 +105,7 @@ class ComputedStep:
 AnyStep = InFlightStep | UnfinishedStep | ComputedStep
 
 
-# The interface of a runner, as the compute loop sees it.
+# The interface of a runner that the compute loop uses.
 
 
 class StepRunner(Protocol):

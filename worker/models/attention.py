@@ -48,6 +48,7 @@ class AttentionWeights:
 
 
 def forward(h: Tensor, own: AttentionWeights, index: int, step: LayerContext, next_weights: Sequence[Tensor]) -> Tensor:
+    """Writes the K/V of all rows, and returns the mixed rows [T, query heads * D]; see Mixer.forward."""
     do, spec, inputs, kind, kv = step.do, step.spec, step.inputs, step.spec.layers[index], step.cache.layer(index)
     group = step.cache.group_of[index]
     gate = None if own.gates is None else do.linear(h, own.gates)

@@ -63,7 +63,7 @@ class DecoderCLayer:
     shared_gate: CpuWeight | None = None  # H → 1
     activation: Tensor | None = None  # the parameters of xielu
     experts: CExperts | None = None
-    after_dense: Tensor | None = None  # the first of four norms of a layer that has experts beside an MLP
+    after_dense: Tensor | None = None  # the first of four norms of a layer that has both experts and an MLP
     before_router: Tensor | None = None
     before_experts: Tensor | None = None
     after_experts: Tensor | None = None
@@ -200,7 +200,7 @@ def step_struct(columns: type[Structure]) -> type[Structure]:
 class StepRows:
     """The T rows of a step, which belong to S sequences. R of the rows have logits."""
 
-    columns: Structure  # the columns of the step, from worker/models/cpu_decoder.py
+    columns: Structure  # the columns of the step, from columns_in_c()
     tokens: int  # T
     outputs: int  # R
     page_tables: Sequence[Tensor]  # [S, P] int32 for each group of layers
@@ -211,9 +211,8 @@ class StepRows:
     added: Sequence[Tensor] = ()  # [i]: vectors [N, H] that are added to rows after layer i
     added_rows: Tensor | None = None  # [N] int64: the rows to which the vectors are added
     first: Tensor | None = None  # [T, K]: the input of the first layer's mixer, which replaces the normed embeddings
-    aux_hidden_states: Sequence[
-        tuple[int, Tensor]
-    ] = ()  # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
+    aux_hidden_states: Sequence[tuple[int, Tensor]] = ()
 
     def fields(self, layers: int) -> tuple[object, ...]:
         """Returns the fields of struct Step from `columns` to `num_outputs`. layers: how many layers the model has."""
@@ -296,18 +295,18 @@ class DecoderC:
         )
         projected = max(self._hidden, *(max(_outputs(layer, "qkv", "gate_up", "input_gate")) for layer in layers))
         gates = max(layer.gates.n if layer.gates else 0 for layer in layers)
-        inner = max(self._hidden, *(max(_columns(layer, "o", "down", "input_out")) for layer in layers))
+        inner = max(self._hidden, *(max(_inputs(layer, "o", "down", "input_out")) for layer in layers))
         inner = max([inner, *(each.inner for each in latent)])
         # at least 2, because the buffer also holds the shared expert's gate, one float32, which takes two bfloat16
         # numbers
         queries = max([2, *(layer.o.k for layer in layers if layer.attention is not None)])
         queries = max([queries, *(each.heads * each.of.row for each in latent)])
-        gathered = max(max(_columns(layer, "o", "down")) for layer in layers) if ranks is not None else 0
+        gathered = max(max(_inputs(layer, "o", "down")) for layer in layers) if ranks is not None else 0
         own_columns = self._hidden if ranks is not None else 0
         self._widths = (self._hidden, self._hidden, projected, gates, queries, inner, gathered, own_columns)
         self._model = _Model(
             _functions(dtype, norm_native.norm_kind(last_norm)), self._layers, last_norm.data_ptr(),
-            len(layers), self._hidden, heads, page_size, dtype.itemsize, max(_columns(layers[0], "input_out")),
+            len(layers), self._hidden, heads, page_size, dtype.itemsize, max(_inputs(layers[0], "input_out")),
             eps, float(offset), scale, softcap, residual_scale, c_library.address(query_scales), activation, parallel,
             dtype == torch.bfloat16, ctypes.pointer(layers_started),
             None if ranks is None else ctypes.addressof(ranks.struct),
@@ -382,7 +381,7 @@ def _outputs(layer: DecoderCLayer, *names: str) -> list[int]:
     return [0 if (linear := getattr(layer, name)) is None else linear.n for name in names]
 
 
-def _columns(layer: DecoderCLayer, *names: str) -> list[int]:
+def _inputs(layer: DecoderCLayer, *names: str) -> list[int]:
     """Returns how many inputs each named linear of the layer has; 0 if the layer lacks it."""
     return [0 if (linear := getattr(layer, name)) is None else linear.k for name in names]
 

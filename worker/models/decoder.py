@@ -193,9 +193,9 @@ class Decoder:
         self.layers_started.value += len(self.weights.layers)
 
     def count_loads(self, loads: Tensor | None = None) -> Tensor:
-        """Makes every step add the rows that choose each expert to `loads` [layers, E] int64 (None: new zeros).
+        """Makes every step add the number of rows routed to each expert to `loads` [layers, E] int64. Returns `loads`.
 
-        Returns `loads`.
+        loads: None: a new tensor of zeros
         """
         layers, spec = self.weights.layers, self.spec.experts
         if loads is None:
@@ -221,10 +221,10 @@ class Decoder:
 # (Qwen2.5), and a step of int8 follows the largest element. So the mean over positions of the rotated bias, the centre
 # of a head's keys, is subtracted from each of them before it is rounded.
 #
-# Attention needs not know of it: one vector c less in all keys of a head is one number q · c less in all scores of a
-# query q, and softmax sees only differences of scores. So any centre is right, up to rounding; it is merely more or
-# less useful. Kinds of rotary embeddings (partial, interleaved, YaRN, M-RoPE), adapters of the projection and the
-# positions of a text decide only that.
+# Attention needs no change: subtracting a vector c from all keys of a head subtracts the same number q · c from all
+# scores of a query q, and softmax depends only on differences of scores. So any centre gives correct results, up to
+# rounding. How close it is to the keys decides only how much precision is gained; that depends on the kind of rotary
+# embedding (partial, interleaved, YaRN, M-RoPE), on adapters of the projection, and on the positions of a text.
 
 # The mean is over this many positions, whatever the length of the context is, so that the centre depends on the
 # checkpoint alone. A mean over more positions loses what pairs that rotate slowly have in common in short texts.
@@ -235,10 +235,9 @@ def centred_over(spec: ModelSpec) -> int:
     """Returns the number of positions over which centres are means; 0 if the model's keys have no centre.
 
     Keys have none
-    - if scores are compared with more than other scores: with the logits of sinks (gpt-oss), or by the function that
-      caps them (Gemma 2);
-    - if the norm of keys makes something else of the bias (Qwen3, Gemma 3), or there is no bias (Llama);
-    - if the rows of keys are the values, too (latent attention).
+    - if a shift of all scores changes the result: with the logits of sinks (gpt-oss), or a soft cap (Gemma 2);
+    - if keys are normed after the bias was added (Qwen3, Gemma 3), or there is no bias (Llama);
+    - if the cached rows are both keys and values (latent attention).
     """
     shifted_is_same = not spec.sinks and spec.attention_softcap == 0.0
     return CENTRE_POSITIONS if shifted_is_same and spec.qkv_bias and not spec.qk_norm and spec.latent is None else 0

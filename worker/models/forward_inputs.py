@@ -43,7 +43,7 @@ class InputField:
 
     dtype: torch.dtype  # int64 or int32
     extent: Extent
-    padding: int | Padding  # the values behind the last real value, in captured steps
+    padding: int | Padding  # the values after the last real value, in captured steps
     grouped: bool = False  # if true, each group of layers has an array of its own
     recurrent: bool = False  # if true, only models with recurrent layers have the column
     in_c: bool = False  # if true, the C library reads the column
@@ -86,15 +86,14 @@ class ForwardInputs:
     # NO_STATE for a sequence that begins; None if the model has no recurrent layers
     read_slots: Annotated[Tensor | None, InputField(int32, SEQUENCES, NO_STATE, recurrent=True, in_c=True)] = None
     write_slots: Annotated[Tensor | None, InputField(int32, SEQUENCES, SCRATCH, recurrent=True, in_c=True)] = None
-    bidirectional_end: Tensor | None = (
-        None  # [T] int32: how many keys each row sees; None: the keys up to its own position
-    )
+    # [T] int32: each row attends to this many keys of its sequence; None: to the keys up to its own position
+    bidirectional_end: Tensor | None = None
     rotary: Tensor | None = None  # [T, D] int64, with M-RoPE: the position at which each rotary column is read
     rope_rows: Tensor | None = None  # [T] int64, with M-RoPE: the row of `rotary` for each token
     replaced: tuple[Tensor, Tensor] | None = None  # rows [N], and the vectors [N, H] that replace their embeddings
     added: tuple[Tensor, ...] = ()  # [i]: vectors [N, H] that are added to the replaced rows after layer i
     first: Tensor | None = None  # [T, K]: input of the first layer's mixer, in place of the normed embeddings
-    any_rows: bool = False  # whether logits_indices may name any rows, even if it is as long as there are rows
+    any_rows: bool = False  # whether logits_indices may be other than 0 .. T - 1 even if its length is T
     of_layers: Tensor | None = None  # [T, L, P]: per-layer embeddings that another process has computed
     # (layer, tensor [R, H]): the tensor gets the layer's rows with logits
     aux_hidden_states: tuple[tuple[int, Tensor], ...] = ()

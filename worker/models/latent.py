@@ -42,8 +42,8 @@ class LatentWeights:
     kind: ClassVar[str] = "latent"
     q_a: PackedLinear | None = None  # q_a_proj: H → query_rank; None: queries are made of the hidden state
     q_a_norm: Tensor | None = None  # q_a_layernorm [query_rank]
-    q: PackedLinear  # q_b_proj: query_rank → heads * query, or q_proj: H → heads * query; with its pairs apart, too
-    kv_a: PackedLinear  # kv_a_proj_with_mqa: H → row: c, then the rotated part, with pairs apart (see _pairs_apart)
+    q: PackedLinear  # q_b_proj: query_rank → heads * query, or q_proj: H → heads * query; in the order of _pairs_apart
+    kv_a: PackedLinear  # kv_a_proj_with_mqa: H → row: c, then the rotated part, in the order of _pairs_apart
     kv_a_norm: Tensor  # kv_a_layernorm [rank]: the norm of c
     absorb: PackedExperts  # rows of kv_b_proj that make keys, transposed: for each head plain → rank
     expand: PackedExperts  # rows of kv_b_proj that make values: for each head rank → value

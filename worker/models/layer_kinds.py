@@ -1,4 +1,5 @@
-"""The records through which the loader and the decoder see any kind of mixer or feed-forward network.
+"""The interface of all kinds of mixers and feed-forward networks: records of functions that the loader and the decoder
+call, and the registry of the kinds (MIXERS, FEED_FORWARDS).
 
 A part of a layer is its mixer or its feed-forward network.
 """
@@ -57,7 +58,7 @@ OTHER_NAMES = {  # a module's name in some families → its common name
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """How a checkpoint names the modules of its layers. The spec alone does not tell these names.
+    """How a checkpoint names the modules of its layers. The spec alone does not determine these names.
 
     modules: the names of all modules inside any layer, for example `mlp` and `mlp.up_proj`, and of modules outside; and
         of all tensors in them, for example `mlp.up_proj.weight`
@@ -74,8 +75,8 @@ class LayerNames:
         """Finds a checkpoint's names. names: the names of all tensors in it
         prefix: the prefix of the names of its language model's tensors
 
-        Only the layers and the last norm of the language model are looked at. An encoder of images or sound, and
-        layers that draft tokens, have names of their own.
+        Considers only the layers and the last norm of the language model. An encoder of images or sound, and layers
+        that draft tokens, have names of their own.
         """
         own = {tuple(name.removeprefix(prefix).split(".")) for name in names if name.startswith(prefix)}
         paths = {path[2:] if path[0] == "layers" else path for path in own if path[0] == "layers" or len(path) == 2}

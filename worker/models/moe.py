@@ -1,7 +1,7 @@
 """A mixture of experts: for each row, the router chooses a few experts, whose weighted outputs are summed.
 
-Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP beside the experts. The MLP and
-the experts then have norms of their own.
+Some models add a shared expert that every row uses. In Gemma 4, each layer has an MLP as well as experts, and each of
+them has norms of its own.
 """
 
 import math
@@ -35,7 +35,7 @@ GATE_UP, DOWN = "expert_gate_up", "expert_down"  # the names of two fields, each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideNorms:
-    """The norms [H] of a layer with experts beside an MLP (Gemma 4). Comments begin with the names in checkpoints."""
+    """The norms [H] of a layer with both experts and an MLP (Gemma 4). Comments begin with the names in checkpoints."""
 
     after_dense: Tensor  # post_feedforward_layernorm_1: norms the MLP's output before the experts' output is added
     before_router: Tensor  # router.scale / sqrt(H)
@@ -47,7 +47,7 @@ class BesideNorms:
 class MixtureWeights:
     """The weights of a mixture of experts.
 
-    shared: the shared expert or, if there are `norms`, the MLP beside the experts; None: the layer has neither of them
+    shared: the shared expert or, if there are `norms`, the layer's MLP; None: the layer has neither of them
     """
 
     kind: ClassVar[str] = "experts"

@@ -205,7 +205,7 @@ SECTIONS: Mapping[tuple[str, str], Sections] = {  # keys: (kind of the mixer, or
     ("", "gate_up"): _gate_up, ("", "down"): _equal(1),
     ("", "expert_gate_up"): _gate_up, ("", "expert_down"): _equal(1),
 }  # fmt: skip
-# linears that are not split: every process has all rows of small ones, and of what makes all heads' queries and keys
+# linears that every process has in full: they are small, or all heads need their outputs (latent attention)
 WHOLE = ("router", "shared_gate", "q_a", "kv_a")
 SHARED_MIXERS = {kind for kind, _ in SECTIONS}
 

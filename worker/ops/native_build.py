@@ -119,7 +119,7 @@ def best_of(library: Any, allowed: int = len(TIERS) - 1) -> int:
 log = logging.getLogger("sluice.kernels")
 LIBRARIES = Path(__file__).with_name("csrc")  # the folder of libraries and objects that are compiled in place
 SOURCES = Path(__file__).parents[1]
-FOLDERS = (  # where C lies below SOURCES: beside what it computes. Names are unique, so sources include bare names.
+FOLDERS = (  # the folders of C sources, below SOURCES. File names are unique, so sources include bare names.
     "ops/csrc", "ops/linear/csrc", "ops/linear/csrc/amx", "ops/linear/csrc/integer", "ops/attention/csrc",
     "ops/norm/csrc", "ops/activation/csrc", "ops/rope/csrc", "ops/moe/csrc", "ops/recurrent/csrc", "ops/embedding/csrc",
     "lora/csrc", "models/csrc", "encoder/csrc",
@@ -222,7 +222,7 @@ class Building:
 
     def __init__(self, sets: Sequence[str]) -> None:
         self.progress = (0, 0)  # units: compiled, and in total
-        self._told = False  # whether the reason of a failure was told
+        self._reported = False  # whether the reason of a failure was written to stderr
         self._future: Future[Path | None] = Future()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(tuple(sets),), name="compile", daemon=True)
@@ -235,7 +235,7 @@ class Building:
         Only here is the reason of a failure written to stderr, once: a process that has begun to compile for others,
         which will wait for the library, writes nothing.
 
-        on_progress: called when a unit is compiled. A compiler that hangs makes no progress, which a watchdog sees.
+        on_progress: called when a unit is compiled. So a watchdog notices a compiler that hangs.
         """
         reported, told, seen = time.monotonic(), (-1, -1), (-1, -1)
         while self._thread.is_alive():
@@ -247,9 +247,9 @@ class Building:
                 reported, told = time.monotonic(), seen
                 log.info("%s", progress_line(*seen))
         if isinstance(failure := self._future.exception(), NotCompiled):
-            if not self._told:
+            if not self._reported:
                 print(failure, file=sys.stderr)
-            self._told = True
+            self._reported = True
             return None
         return self._future.result()
 

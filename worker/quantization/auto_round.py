@@ -19,7 +19,7 @@ from worker.quantization.gptq import read as read_gptq
 from worker.spec import StoredQuantization
 
 METHOD = "auto-round"
-NAME = re.compile(r"[\w.-]+")  # what is no name of a layer is a regular expression
+NAME = re.compile(r"[\w.-]+")  # an entry with other characters is a regular expression
 PLAIN_BITS = 16  # layers with as many bits are not quantized
 Config = Mapping[str, Any]
 

@@ -47,8 +47,8 @@ class Copy:
     def begin(self, tokens: list[int], place: int, run: int, source: Seq[int] | None = None) -> None:
         """Follows a text from now on.
 
-        place: the index of the next token in `source`; in `tokens` itself if `source` is None. run: how many tokens
-        before this place are those before the end of `tokens`.
+        place: the index of the next token in `source`; in `tokens` itself if `source` is None. run: how many
+        tokens before `place` equal the last tokens of `tokens`.
         """
         if self.run and self._source is source and self._place == place and self._left is None:
             return

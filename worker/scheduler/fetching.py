@@ -1,8 +1,9 @@
 """Connects the scheduler with the K/V store (worker/kv_cache/store.py): what is written, and who fetches.
 
-A running sequence that is *fetching* owns its pages and is in no plan until its prefix came from the store or did not.
-It begins to fetch when its first chunk would be planned, if the prefix cache has not got the rest of its prompt. What
-comes is copied into its own pages between steps, a few files at a time. The prefix cache has them as soon as all came.
+A running sequence that is *fetching* owns its pages and is in no plan until its prefix has arrived from the store or
+the fetch has failed. It begins to fetch when its first chunk would be planned, if the prefix cache does not have the
+rest of its prompt. What arrives is copied into its own pages between steps, a few files at a time. When all has
+arrived, the pages are published in the prefix cache.
 
 Pages are written when a block of them is complete, and recurrent states when a checkpoint is published. A sequence that
 ran when the cache was emptied writes nothing more.
@@ -22,9 +23,9 @@ from worker.scheduler.recurrent_slots import States
 from worker.scheduler.sequence import Sequence
 
 MOST_REPAIRED = 4  # blocks that are in memory, but not in the store, and are written when a sequence finds them
-COPY_S = 0.01  # how long pages are copied between two steps, at most; at least one file is
-STALL_S = {True: 5.0, False: 1.0}  # by --kv-store-fetch always: a sequence waits no longer for the next part
-LEAST_WAIT_S = 0.25  # a sequence waits at least so long for all parts, if computing would be faster
+COPY_S = 0.01  # time limit for copying pages between two steps; one file is copied in any case
+STALL_S = {True: 5.0, False: 1.0}  # the longest wait for the next part; True: with --kv-store-fetch always
+LEAST_WAIT_S = 0.25  # how long a sequence waits for all parts even if computing would be faster
 
 
 @dataclass(slots=True)

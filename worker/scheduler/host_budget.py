@@ -51,10 +51,14 @@ FEW = 128
 class HostWork:
     """Seconds that the host takes for one row of a sequence.
 
-    chain, mask, rules, scores: for a row that is sampled: its chain of samplers, the mask of its grammar, what its
-    token rules change in it, its log-probabilities. draw: its random draw on a CPU. checked: for a row of an answer
-    that is checked, whose rows are all sampled in one step: the draw and the chain together. prompt: for a row that
-    scores a token of the prompt.
+    Of a row that is sampled:
+        chain: its chain of samplers
+        draw: its random draw on a CPU
+        mask: the mask of its grammar
+        rules: what its token rules change
+        scores: its log-probabilities
+    checked: of a row of an answer that is checked: draw and chain together
+    prompt: of a row that scores a token of the prompt
     measured, chained, drawn: whether `prompt`, `chain` and `draw` were measured
     """
 

@@ -122,9 +122,8 @@ class Paging:
                 if page != SCRATCH:
                     pool.share(page)
             pages += pool.acquire(count) or []
-        sequence.pages = [
-            array("i", pages) for pages in shared
-        ]  # a new list object, because worker/model_runner recognizes the sequence's pages by the identity of the list
+        # a new list object, because worker/model_runner recognizes the sequence's pages by the identity of the list
+        sequence.pages = [array("i", pages) for pages in shared]
         sequence.capacity = self._capacity(sequence)
         sequence.computed_tokens = sequence.prefix.claimed_tokens = computed
         if self.states is not None:

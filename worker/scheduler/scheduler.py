@@ -4,7 +4,7 @@
     plan(now)                   decides the next step: which sequences compute how many tokens
     launched(plan)              notes that the step is in flight, so that the next plan() continues from there
     update(plan, ids, now)      applies the sampled ids: adds tokens, ends sequences, publishes full pages
-    abort(key), expire(now)     remove sequences early; their pages are free at once
+    abort(key), expire(now)     remove sequences early; their pages are free immediately
     discard_in_flight()         forgets the steps in flight, as if they had not been launched
 
 The scheduler counts in plain ints and knows nothing about tensors, sockets or clocks (the caller passes `now`).
@@ -110,7 +110,7 @@ class Scheduler:
     def next_wakeup(self, now: float) -> float:
         """Returns when to call expire() and plan() next if no message arrives before that.
 
-        `now` or earlier means at once, and inf means never.
+        `now` or earlier means immediately, and inf means never.
         """
         queue, running, fetching = self.state.queue, self.state.running, self.state.paging.fetching
         # a mask or pages that have come wake the loop

@@ -104,7 +104,7 @@ class SchedulerState:
     def leave(self, sequence: Sequence) -> None:
         """Removes a sequence for good.
 
-        Its pages are free at once. A step in flight may still write to them, but every later step runs after it.
+        Its pages are free immediately. A step in flight may still write to them, but every later step runs after it.
         """
         del self.live[sequence.key]
         if sequence in self.running:

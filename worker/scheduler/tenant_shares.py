@@ -9,8 +9,8 @@ GPUs, all of them fit in this time, and nothing is limited.
 
 The tenants share the tokens of such a step equally, and what one does not need is for the others. The decodes of a
 tenant that has more than its share take turns, and half of its share is for its prompts if it has any. The prompts
-of other tenants have what is left of StepTimePolicy's budget, unless all that a third tenant wants are streams that
-would wait for them. The tenant with the fewest prompt tokens goes first, and beside it the others have their shares.
+of other tenants have what is left of StepTimePolicy's budget, unless a third tenant has only streams, which would wait
+for them. The tenant with the fewest prompt tokens goes first; the others have their shares of the same step.
 
 A tenant is protected from another one until it has been served LEAD tokens more (FairQueue), so that one which
 keeps sending prompts does not hold up the streams of others for good. A tenant counts for some steps after its last

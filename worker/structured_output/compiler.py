@@ -232,6 +232,6 @@ def _compile(text: str, vocabulary: "Future[LLTokenizer]", vocab_size: int, ahea
     matcher.compute_bitmask()  # the first bitmask is the most expensive one, and shows whether any token is allowed
     if matcher.is_error():
         raise InvalidGrammar(f"the grammar cannot be enforced: {error_text(matcher)}")
-    mask = Mask()  # computed again, because the first one took longer than those to come will take
+    mask = Mask()  # computed a second time: its time stands for later masks, and the first one took longer
     mask.set_result(computed(matcher.deep_copy(), mask_bytes(vocab_size)))
     return Grammar(Matcher(matcher, ahead, mask))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shared.machine import lower_own_priority
 from shared.sandbox import TurnQueue
 
-NICENESS = 10  # beside two busy threads it gets a tenth of a core
+NICENESS = 10  # gives the thread a tenth of a core while two other threads are busy
 Bits = NDArray[np.uint8]  # one row: one bit per token, the lowest bit of a byte first; 1: the token is allowed
 
 

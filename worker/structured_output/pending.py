@@ -87,7 +87,7 @@ class PendingSequences:
             self.retry_waiting(adapters, live)
 
     def retry_waiting(self, adapters: "AdapterStore", live: Callable[[], list[Sequence]]) -> None:
-        """Has the adapters of waiting sequences read, in order of arrival, as far as there is room. live: see begin"""
+        """Starts to read adapters of waiting sequences, in order of arrival, while there is room. live: see begin"""
         waiting = [one for one in self._pending.values() if one.waits]
         ahead: set[Adapter] = set()  # adapters for which there is no room
 

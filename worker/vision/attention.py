@@ -1,11 +1,9 @@
-"""How the patches of an image attend to each other: windows, positions, rotary embeddings.
+"""Attention among the patches of an image: windows, positions, rotary embeddings.
 
-Attention among all patches of an image, by the kernels for causal attention over pages.
-
-In causal attention, a token at the last position sees every key, and so do all its query heads. This module therefore
-passes the queries of many patches to the kernel as if they were the query heads of one token at the last position. Each
-query then sees all patches, or all patches of its window. The kernels give a row the same bits whatever else they
-compute with it.
+It uses the kernels for causal attention over pages. There, a token at the last position attends to every key, and so do
+all its query heads. This module therefore passes the queries of many patches to the kernel as if they were the query
+heads of one token at the last position. Each query then attends to all patches, or to all patches of its window. The
+kernels give a row the same bits whatever else they compute with it.
 """
 
 from bisect import bisect_right
@@ -24,7 +22,7 @@ from worker.ops.attention.reference import attention_torch
 from worker.ops.rope import rotary, store_kv
 from worker.ops.rope.reference import rotary_torch, store_kv_torch
 
-# Windows: in most layers of some towers, a patch sees only the patches of its own square window of the image.
+# Windows: in most layers of some towers, a patch attends only to the patches of its own square window of the image.
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Queries:
     q: Tensor  # [N, heads, D]
     k: Tensor  # [pages, PAGE, heads, D]
     v: Tensor
-    windows: Windows  # the windows of rows that see each other; each window has its own pages
+    windows: Windows  # the windows of rows that attend to each other; each window has its own pages
     scale: float  # the factor of the attention scores
 
     @classmethod

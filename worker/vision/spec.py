@@ -37,7 +37,7 @@ class VisionSpec:
     std: tuple[float, float, float]
     centred: bool = False  # whether normalized values are then mapped from 0 .. 1 to -1 .. 1
     bucketed: bool = False  # whether positions are found by rounding coordinates between 0 and 1 (weights.py)
-    bidirectional: bool = False  # whether the tokens of an image see one another in both directions
+    bidirectional: bool = False  # whether the tokens of an image attend to each other in both directions
     frames: int = 1  # how often a patch is repeated, as the frames of a film that stands still
     position_side: int = 0  # side of the grid of learned positions that is stretched over images; 0: there is none
     position_corners: bool = True  # whether the grid's corners are the image's; else it is resized like an image
@@ -47,7 +47,7 @@ class VisionSpec:
     sections: tuple[int, int, int] | None = None  # M-RoPE: how many pairs of a head rotate by time, row and column
     sections_alternate: bool = True  # whether pairs of different sections alternate; else sections are adjacent
     gated: bool = False  # whether the MLPs have a gate
-    window: int = 0  # side, in patches, of the windows in which patches see each other; 0: they see the whole image
+    window: int = 0  # side, in patches, of the windows within which patches attend to each other; 0: to the whole image
     whole_layers: tuple[int, ...] = ()  # layers without windows, where patches see the whole image
     layout: Layout = "siglip"  # how the checkpoint names tensors (tensors.py)
     connector_eps: float = 0.0  # eps of the norm before the connector "merge"; 0: there is no norm
@@ -58,7 +58,7 @@ class VisionSpec:
     clamped: bool = False  # whether the checkpoint has ranges to clamp the inputs and outputs of linears
     standardized: bool = False  # whether the connector "scaled_pool" applies a bias and a scale to the averages
     stands_in: int | None = None  # the id whose per-layer embeddings an image's tokens have; None: the placeholder's
-    most_tokens: int = 0  # limit for images of any size whose tokens see each other; 0: there is no limit
+    most_tokens: int = 0  # limit for images of any size whose tokens attend to each other; 0: there is no limit
     deepstack: tuple[int, ...] = ()  # after these layers a connector makes vectors for the text model's first layers
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:

@@ -252,7 +252,7 @@ def tower_of(folder: Path, text_size: int, dtype: torch.dtype, device: torch.dev
     except UnsupportedModel as error:
         return _without(str(error))
     if spec is None:
-        if reason := (config.get("vision_config") or {}).get("not_served"):  # set for a tower beside a GGUF file
+        if reason := (config.get("vision_config") or {}).get("not_served"):  # set for the mmproj file of a GGUF model
             return _without(str(reason))
         served = ", ".join(sorted(FAMILIES))
         return _without(f"the images of {config.get('model_type')!r} are not served; those of {served} are")

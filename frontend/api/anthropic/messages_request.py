@@ -134,7 +134,7 @@ class ContentSource(RequestModel, tag_field="type", tag="content"):
 
 
 class DocumentBlock(_Block, tag="document"):
-    """A document, which the model sees as its title, its context and its text."""
+    """A document, of which the prompt has the title, the context and the text."""
 
     ONLY: ClassVar = {"citations": ({"enabled": False},)}
     IGNORED: ClassVar[Names] = ("cache_control",)

@@ -208,18 +208,18 @@ class Options(RequestModel):
     json_schema: Annotated[JsonSchemaValue | None, doc("A JSON schema that the answer keeps to")] = None
     n_probs: Annotated[
         Count | None,
-        doc("Tell the probabilities of each token and of this many of the likeliest, up to `--max-logprobs`"),
+        doc("Report the probabilities of each token and of this many of the likeliest, up to `--max-logprobs`"),
     ] = None
     logprobs: Annotated[Count | None, doc("Another name of `n_probs`")] = None
     post_sampling_probs: Annotated[
         bool,
-        doc("Tell those after the samplers, penalties, biases and grammars"),
+        doc("Report those after the samplers, penalties, biases and grammars"),
     ] = False
     lora: Annotated[
         Annotated[list[AdapterScale], Meta(max_length=1000)] | None,
         doc("Answer with an adapter; at most one may have a scale other than 0; absent: as POST /lora-adapters said"),
     ] = None
-    return_tokens: Annotated[bool, doc("Tell the token ids of the answer; a stream always does")] = False
+    return_tokens: Annotated[bool, doc("Report the token ids of the answer; a stream always does")] = False
     return_progress: ReturnProgress = False
     timings_per_token: TimingsPerToken = False
     response_fields: Annotated[
@@ -281,7 +281,7 @@ class Options(RequestModel):
 
     @property
     def probs(self) -> int:
-        """How many likeliest tokens are told for each token; 0: no probabilities."""
+        """How many likeliest tokens to report for each token; 0: no probabilities."""
         return getattr(self, self.probs_name) or 0
 
     @property

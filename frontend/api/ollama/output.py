@@ -83,7 +83,7 @@ class LineWriter:
         self._totals = Totals(context.request)
         self._listener = Listener(context)
         self._ids: list[int] = []
-        self._scores: list[TokenLogprobs] = []  # of tokens that no line has told yet
+        self._scores: list[TokenLogprobs] = []  # of tokens that no line has contained yet
 
     def write(self, deltas: list[Delta]) -> bytes:
         lines = []

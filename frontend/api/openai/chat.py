@@ -1,7 +1,8 @@
 """OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
 
 A stream has a chunk with each choice's role, text chunks, chunks with the finish reasons, a usage chunk if requested,
-and `[DONE]`. Chunks are rendered as in `completions`; this module adds what differs in chats.
+and `[DONE]`. chunk_writer.py writes them, chat_tools.py those with tool calls or reasoning; this module reads the
+request and makes the response that is not streamed.
 """
 
 from collections.abc import Iterable
@@ -31,9 +32,7 @@ from frontend.chat.template_sandbox import with_template
 from frontend.chat.tool_fields import openai_tool_choice
 from frontend.errors import ContextLengthExceeded, SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, before_truncation, check_model
-from frontend.output_parser.parser import (
-    ParsedOutput,
-)
+from frontend.output_parser.parser import ParsedOutput
 from frontend.request import Delta, GenerationRequest, TokenLogprob
 from frontend.schema.base import JsonArray, in_slices, to_json
 from frontend.server.sse import SERVER_SENT_EVENTS
@@ -144,7 +143,7 @@ class _Choice(Answer):
         self._before: list[str] = []
 
     async def add_scored(self, delta: Delta) -> None:
-        """Adds a delta. Its log-probabilities are encoded at once, which takes a tenth of their memory."""
+        """Adds a delta. Keeps its log-probabilities as JSON, which takes a tenth of their memory."""
         self.add(delta)
         self._before += delta.extras.before
         if delta.logprobs:

@@ -105,7 +105,7 @@ class ImagePart(_Part, tag="image_url"):
 
 
 class InputImagePart(ImagePart, tag="input_image"):
-    """An image in the form of the Responses API, with `detail` beside the URL."""
+    """An image in the form of the Responses API, with `detail` next to the URL."""
 
     KNOWN_BY: ClassVar = ""
 
@@ -117,7 +117,7 @@ class InputImagePart(ImagePart, tag="input_image"):
 
 
 class RefusalPart(_Part, tag="refusal"):
-    """An assistant's refusal to answer. The model sees it as an ordinary text."""
+    """An assistant's refusal to answer. The prompt has it as an ordinary text."""
 
     KNOWN_BY: ClassVar = "refusal"
 
@@ -254,7 +254,7 @@ class CalledCustomTool(RequestModel):
 
 
 class CustomToolCall(RequestModel, tag="custom"):
-    """A call of a custom tool, which the model sees as the call of a function with one parameter."""
+    """A call of a custom tool, which the prompt has as the call of a function with one parameter."""
 
     id: Text
     custom: CalledCustomTool
@@ -280,7 +280,7 @@ class MessageParam(RequestModel):
     tool_calls: Annotated[list[ToolCall | CustomToolCall], Meta(max_length=MAX_CALLS)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: str | None = None  # the model sees it as the text of the message
+    refusal: str | None = None  # becomes the text of the message in the prompt
 
     def __post_init__(self) -> None:
         if self.tool_calls and self.role != "assistant":
@@ -445,7 +445,7 @@ async def chat_prompt(request: Asked, functions: Sequence[Function], context: Mo
 
 async def rendered_chat(request: Asked, functions: Sequence[Function], context: ModelContext) -> Rendered:
     """Renders a request's messages. Raises BadRequest or Unprocessable."""
-    if context.template.blocks:
+    if context.template.is_slow:
         return await CHILDREN.threads.run(_rendered, request, functions, context)
     values = {
         "chat_template_kwargs": request.chat_template_kwargs, "documents": request.documents,

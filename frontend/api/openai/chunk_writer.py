@@ -1,6 +1,7 @@
-"""Writes the chunks of OpenAI's completions and plain chats, with the details of tokens that vLLM's fields ask for.
+"""Writes the chunks of OpenAI's completions and plain chats. chat_tools.py writes those with tools or reasoning.
 
-chat_tools.py writes those of chats with tools or reasoning.
+The bytes around a text are the same in every chunk of a choice, so they are encoded once, and a token costs one
+encoding of its text. Log-probabilities, token ids or running usage make each chunk longer (`_rich`).
 """
 
 from collections.abc import Callable
@@ -17,13 +18,10 @@ from frontend.api.receipts import receipt_field
 from frontend.errors import SluiceError, Unprocessable
 from frontend.request import Delta, Finish, TokenLogprob, Usage
 from frontend.schema.base import JsonArray, ResponseModel, in_slices, to_json
-from frontend.schema.request_fields import (
-    OpenAIFields,
-)
+from frontend.schema.request_fields import OpenAIFields
 
 if TYPE_CHECKING:
     from frontend.api.telemetry import TelemetryEvents
-
 
 LEAST = -9999.0  # OpenAI's value for a log-probability of minus infinity, which JSON cannot express
 

@@ -252,7 +252,7 @@ class _Choice(Answer):
         self._logprobs: _Columns | None = None
 
     async def add_scored(self, delta: Delta) -> None:
-        """Adds a delta. Its log-probabilities are encoded at once, which takes a tenth of their memory."""
+        """Adds a delta. Keeps its log-probabilities as JSON, which takes a tenth of their memory."""
         if delta.logprobs is not None:
             columns = self._logprobs = self._logprobs or _Columns(self.context)
             columns.offset = self._length

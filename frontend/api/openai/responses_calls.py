@@ -71,7 +71,7 @@ class _Item(RequestModel):
     id: str | None = None
 
     def chat_messages(self) -> list[ChatMessage]:
-        """Returns the messages that the model sees; none for an item that it does not see."""
+        """Returns the messages for the prompt; none for an item that has no place in a prompt."""
         return []
 
 
@@ -175,7 +175,7 @@ class ComputerCall(_Item, tag="computer_call"):
 
 
 class ComputerCallOutput(_Item, tag="computer_call_output"):
-    """A screenshot, of which the model is only told that there was one."""
+    """A screenshot. The prompt says only that there was one."""
 
     IGNORED: ClassVar[Names] = ("output", "acknowledged_safety_checks")
 

@@ -95,7 +95,7 @@ Item = Message | FunctionCall | FunctionCallOutput | Reasoning | ForeignItem
 
 
 def chat_messages(item: Item) -> list[ChatMessage]:
-    """Returns the messages that the model sees; none for an item that it does not see."""
+    """Returns the messages for the prompt; none for an item that has no place in a prompt."""
     match item:
         case Message(role=role, content=content):
             return [chat_message(ROLES.get(role, role), join_text(content)) | found_in(content, "content")]

@@ -22,7 +22,7 @@ from shared.wire import pack_f32
 
 NAME, PREFIX, TASKS = "pooling", "pool", ("embed", "score")
 OF_TASK = {"embed": ("embed", "token_embed"), "score": ("classify",)}
-# The fields that only vectors have: the value beside null that changes nothing for labels, and why others are refused.
+# Fields of vectors that have no effect on labels: the only value besides null that is accepted with labels, and why.
 OF_VECTORS: Mapping[str, tuple[Any, str]] = {
     "long_inputs": (None, "labels have no mean over segments"),
     "dimensions": (None, "there is a number for each label"),

@@ -101,7 +101,10 @@ async def ranking(request: RerankRequest, context: ModelContext, *, cuts: bool) 
 
 
 async def _cut_of_documents(request: RerankRequest, context: ModelContext) -> Cut | None:
-    """Returns the cut of documents that are too long beside the query. Raises ContextLengthExceeded for the query."""
+    """Returns how to cut documents that do not fit together with the query; None if nothing is cut (`in_words`).
+
+    Raises ContextLengthExceeded for a query that does not fit alone.
+    """
     if in_words(context):
         return None
     check_texts("query", [request.query], context)

@@ -33,7 +33,7 @@ class _Answer(Answer):
         super().__init__(context, index)
         self._asked: GenerateRequest = context.request.format_data
         self._scores: list[TokenLogprob] = []
-        self._told = 0  # number of tokens in the last event
+        self._reported = 0  # number of tokens in the last event
 
     def add(self, delta: Delta) -> None:
         super().add(delta)
@@ -50,8 +50,8 @@ class _Answer(Answer):
     def news(self, numbered: bool) -> Iterator[types.SglangAnswer]:
         """Yields the answer so far if it has grown enough since the last event, or has ended."""
         ended = self.last is not None and self.last.finish is not None
-        if ended or len(self.ids) - self._told > self._told // GROWTH:
-            self._told = len(self.ids)
+        if ended or len(self.ids) - self._reported > self._reported // GROWTH:
+            self._reported = len(self.ids)
             yield self.so_far(self.last or Delta(self.index, [], []), numbered)
 
     def so_far(self, last: Delta, numbered: bool = False) -> types.SglangAnswer:

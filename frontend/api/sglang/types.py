@@ -122,14 +122,14 @@ class GenerateRequest(RequestModel):
         doc("How tokens are drawn; an array must have equal entries, one for each prompt"),
     ] = None
     stream: Annotated[bool, doc("Answer in server-sent events, each of which has all of the answer so far")] = False
-    return_logprob: Annotated[bool, doc("Tell the log-probabilities of the answer's tokens")] = False
+    return_logprob: Annotated[bool, doc("Report the log-probabilities of the answer's tokens")] = False
     logprob_start_len: Annotated[
         Annotated[int, Meta(ge=-1, le=MOST)] | None,
         doc("Also tell log-probabilities of the prompt's tokens from this one on; -1: none; not in streams"),
     ] = None
     top_logprobs_num: Annotated[
         LogprobCount | None,
-        doc("Tell log-probabilities of this many likeliest tokens in each place, up to `--max-logprobs`"),
+        doc("Report log-probabilities of this many likeliest tokens in each place, up to `--max-logprobs`"),
     ] = None
     return_text_in_logprobs: Annotated[bool, doc("Log-probabilities have the tokens' texts")] = False
     rid: Annotated[str | list[str] | None, doc("The `id` of the answers")] = None

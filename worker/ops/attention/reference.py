@@ -30,10 +30,10 @@ def attention_torch(
     query_start_loc [S + 1], seq_lens [S], page_table [S, P]: int32
     cache_k, cache_v: [pages, page_size, Hk, D] of q's dtype or float8_e4m3fn, or with codes and their scale in the last
         dimension (worker/ops/paged_kv.py)
-    window: a row at position p sees no key before p - window + 1; 0: it sees all keys from position 0 on
+    window: a row at position p attends to no key before p - window + 1; 0: to all keys up to its own
     softcap: if c is not 0, scaled scores become c * tanh(scores / c); sinks are not capped
     sinks [Hq] float32: for each query head the unscaled logit of an additional key whose value is zero
-    bidirectional_end [T] int32: how many keys of its sequence each row sees. A row sees at least the keys up to its
+    bidirectional_end [T] int32: to how many keys of its sequence each row attends: at least those up to its
         own, at least as many as the row before it, and at most seq_lens.
     max_kv_len: at least the largest of seq_lens. next_weights: the next products' weights. Only GPUs use these two.
 

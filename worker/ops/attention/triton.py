@@ -102,7 +102,7 @@ class Division:
 
     max_rows: the keys of sequences with up to this many rows are split, the keys of sequences with more rows are not
     places: how many rows have memory for their partial results
-    max_splits: the most splits that a row sees
+    max_splits: the most splits that a row attends to
     split_programs, prefill_programs: programs for each key/value head; 0: the kernel is not launched
     combine_programs: programs for each query head
     """
@@ -130,7 +130,7 @@ def divide_work(
     if tokens > sequences and kv_heads * (tokens // prefill_rows) >= processors:
         max_rows = min(max_rows, SPLIT_ROWS) if sequences > 1 else 0
     places = min(tokens, sequences * max_rows)
-    # With a sliding window, a tile sees at most one split more than one of its rows.
+    # With a sliding window, a tile attends to at most one split more than one of its rows.
     items = (places // split_rows + min(sequences, places)) * (max_splits + 1)
     return Division(
         max_rows, places, max_splits,
@@ -152,7 +152,7 @@ def nests_splits(device: torch.device, dtype: torch.dtype) -> bool:
 def without_splits(tokens: int, sequences: int, group: int, max_splits: int, tiles: Tiles) -> Division:
     """Returns a division in which no keys are split: one program attends to all keys of a tile.
 
-    This division is for rows that see keys beyond their own position, because the split kernels find splits by the
+    This division is for rows that attend to later keys than their own, because the split kernels find splits by the
     positions of rows.
     """
     return Division(0, 0, max_splits, 0, 0, prefill_programs=tokens // (tiles.prefill_m // group) + sequences)

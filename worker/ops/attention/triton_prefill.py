@@ -32,8 +32,8 @@ def _attend(
 ):  # fmt: skip
     """Attends to the keys begin .. last_position, split by split. begin: a multiple of BLOCK_N
 
-    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, query_positions and
-        last_keys are in first_position .. last_position.
+    q [M, D]: rows at query_positions [M] that attend to the keys up to last_keys [M]. For valid rows, both positions
+        are in first_position .. last_position.
     Returns two partial softmaxes: over all splits except the last one, and over the last split.
     """
     m_i, l_i, acc = empty_softmax(BLOCK_M, BLOCK_D)
@@ -92,7 +92,7 @@ def _prefill_kernel(
     """Computes attention for sequences with more than max_rows rows.
 
     One program computes ROWS rows of one sequence for the query heads of one key/value head.
-    visible_ptr: how many keys each row sees, at least as many as an earlier row of its sequence sees; None: a row sees
+    visible_ptr: to how many keys each row attends, at least as many as an earlier row of its sequence; None: to
         the keys up to its own position
     OVERLAP: if true, the softmax overlaps with matrix products
     """

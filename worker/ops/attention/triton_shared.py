@@ -59,16 +59,16 @@ def hides_keys(start, first_position, last_position, window, BLOCK_N: tl.constex
     """Returns whether some key of the block at `start` may be invisible to some row.
 
     first_position: the position of the first row
-    last_position: the position of the last row or, if later, of the last key that a row sees
+    last_position: the position of the last row or, if later, of the last key that a row attends to
     """
     return (start + BLOCK_N > first_position + 1) | (start <= last_position - window)
 
 
 @triton.jit
 def hide_keys(score, start, query_positions, last_keys, window, BLOCK_N: tl.constexpr):
-    """Returns the scores [M, N] of the block at `start`, with -inf for keys that a row does not see.
+    """Returns the scores [M, N] of the block at `start`, with -inf for keys that a row does not attend to.
 
-    last_keys [M]: the last key that each row sees
+    last_keys [M]: the last key that each row attends to
     """
     key_positions = start + tl.arange(0, BLOCK_N)
     visible = (key_positions[None, :] <= last_keys[:, None]) & (
@@ -115,8 +115,8 @@ def attend_block(
 ):  # fmt: skip
     """Adds the keys start .. start + BLOCK_N - 1 that are below `end` to the partial softmax of q.
 
-    q [M, D]: rows at query_positions [M] that see the keys up to last_keys [M]. For valid rows, query_positions and
-        last_keys are in first_position .. last_position, and last_position < end.
+    q [M, D]: rows at query_positions [M] that attend to the keys up to last_keys [M]. For valid rows, both positions
+        are in first_position .. last_position, and last_position < end.
     cap_scale: None if there is no soft cap
     """
     d, key_positions = tl.arange(0, BLOCK_D), start + tl.arange(0, BLOCK_N)
@@ -143,7 +143,7 @@ def attend_block(
 #
 # The positions of the cuts do not depend on the batch.
 #
-# With UNIFORM (sliding windows, which see few keys), all splits have SPLIT_SIZE positions. Otherwise, the first
+# With UNIFORM (sliding windows, which cover few keys), all splits have SPLIT_SIZE positions. Otherwise, the first
 # SHORT_SPLITS splits have SPLIT_SIZE positions, the next 3/4 SHORT_SPLITS splits are four times as long, and all
 # later splits are 16 times as long. Long sequences keep a GPU busy even with fewer splits, and each split costs
 # memory for a partial result. SPLIT_SIZE is a power of two, SHORT_SPLITS a multiple of four.
@@ -200,7 +200,7 @@ def begins_split(position, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
 
 
 def count_splits(max_kv_len: int, window: int, split_size: int, short_splits: int) -> int:
-    """Returns the most splits that a row with up to `max_kv_len` keys can see. window: 0 means no window"""
+    """Returns the most splits that a row with up to `max_kv_len` keys can attend to. window: 0 means no window"""
     index = (max_kv_len - 1) // split_size
     if window:
         return min(index, triton.cdiv(window, split_size)) + 1

@@ -4,8 +4,8 @@
 the order of the splits. A tile is up to ROWS rows of one sequence, for the query heads of one key/value head.
 
 A partial result (m_i, l_i, acc of triton_shared.py) is stored at the index ((r * max_splits) + s) * HEADS + head.
-Here s is the index of the split among the splits that the row sees, and r is the row's place in memory: place_of(...)
-of its sequence, plus the index of the row in the sequence. max_splits is the largest number of splits that a row sees.
+Here s is the index of the split among the splits that the row attends to, and r is the row's place in memory:
+place_of(...) of its sequence, plus the index of the row in the sequence. max_splits: the most splits of any row.
 """
 
 import triton
@@ -42,7 +42,7 @@ def _store_partial(
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
     UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Stores a split's partial results for those valid rows of a tile that see the split."""
+    """Stores a split's partial results for those valid rows of a tile that attend to the split."""
     d = tl.arange(0, BLOCK_D)
     seen = split - split_index(tl.maximum(position + 1 - window, 0), SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
     sees = valid & (seen >= 0) & (split <= split_index(position, SPLIT_SIZE, SHORT_SPLITS, UNIFORM))
@@ -85,7 +85,7 @@ def _merge_row(
     HEADS: tl.constexpr, HEAD: tl.constexpr, SPLIT_SIZE: tl.constexpr, SHORT_SPLITS: tl.constexpr,
     UNIFORM: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Merges the splits that a row sees. token: the row's index in the batch; position: its position in the sequence"""
+    """Merges the splits of a row. token: the row's index in the batch; position: its position in the sequence"""
     first = split_index(tl.maximum(position + 1 - window, 0), SPLIT_SIZE, SHORT_SPLITS, UNIFORM)
     count = split_index(position, SPLIT_SIZE, SHORT_SPLITS, UNIFORM) + 1 - first
     _merge_splits(
@@ -130,14 +130,15 @@ def _split_kernel(
             split = tl.maximum(first_split, kind_start(entry // BLOCK_S, SHORT_SPLITS, UNIFORM)) + index // tiles
 
             m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-            # With m alone, the compiler would keep in registers the numbers that are the same for all items.
+            # In terms of m alone, these values would not depend on the item, and the compiler would keep them in
+            # registers throughout the loop.
             at = first_row * GROUP + m
             row, head, end_row = at // GROUP, kv_head * GROUP + at % GROUP, tl.minimum(first_row + ROWS, q_len)
             valid, last_position = at < end_row * GROUP, context_len + end_row - 1
             first_key = tl.maximum(context_len + first_row + 1 - window, 0) // BLOCK_N * BLOCK_N
             begin = tl.maximum(split_start(split, SPLIT_SIZE, SHORT_SPLITS, UNIFORM), first_key)
             end = tl.minimum(split_start(split + 1, SPLIT_SIZE, SHORT_SPLITS, UNIFORM), last_position + 1)
-            if begin < end:  # Some row of the tile sees the split.
+            if begin < end:  # Some row of the tile attends to the split.
                 token = begin_row.to(tl.int64) + row
                 mask = valid[:, None] & (d < HEAD)[None, :]
                 q = tl.load(q_ptr + token[:, None] * q_stride + head[:, None] * HEAD + d[None, :], mask=mask, other=0.0)

@@ -125,9 +125,9 @@ def linear_add_norm_triton(
 # Loads the weights of the next products into the L2 cache while attention runs.
 #
 # In a decode, attention leaves most of the memory's bandwidth unused: a few programs read a few megabytes. So kernels
-# that only prefetch run beside attention, on a second stream, which becomes a second branch of a CUDA graph. The
-# kernel after attention waits for the two branches. Without a graph, the additional launches cost the host more time
-# than the device gains.
+# that only prefetch run at the same time, on a second stream, which becomes a second branch of a CUDA graph. The kernel
+# after attention waits for the two branches. Without a graph, the additional launches cost the host more time than the
+# device gains.
 
 PROGRAM_BYTES = 64 << 10
 CACHE_BYTES = 30 << 20  # about half the L2 cache of an H200: the other half is left for attention's own data
@@ -143,7 +143,7 @@ def _prefetch_kernel(ptr, size, BYTES: tl.constexpr):
 
 @contextmanager
 def prefetching(rows: int, weights: Sequence[Tensor], options: GpuOptions) -> Iterator[None]:
-    """Prefetches weights beside the kernels that are launched inside this context, if the step has few rows.
+    """Prefetches weights while the kernels that are launched inside this context run, if the step has few rows.
 
     rows: how many rows the step has; weights: contiguous tensors, in the order in which they will be read
     """

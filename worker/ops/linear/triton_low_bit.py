@@ -240,9 +240,7 @@ def _load(at, mask, EVEN: tl.constexpr):
 
 @triton.jit
 def load_words(codes_ptrs, at, mask, FORMAT: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Loads words [N, part_inputs]. Several blocks of words together encode the STEP inputs from `at` on; this is block
-    BLOCK.
-    """
+    """Loads words [N, part_inputs]: block BLOCK of the blocks that together encode the STEP inputs from `at` on."""
     size: tl.constexpr = _ROWS * FORMAT.part_inputs
     return _load(codes_ptrs + (at // _STEP * FORMAT.blocks + BLOCK) * size, mask[:, None], EVEN)
 
