@@ -50,13 +50,12 @@ FORBIDDEN = {
     "deploy": {"tests", "bench", "gguf"},
     "bench": {"tests"},
     "worker/scheduler": TENSORS,
-    "worker/kv_cache/pages.py": TENSORS,
     "worker/kv_cache/prefix_cache.py": TENSORS,
-    "worker/kv_cache/window.py": TENSORS,
+    "worker/kv_cache/pages.py": TENSORS,
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 542,
+    "product files": 531,
     "folders": 69,
     "files that serve a chat": 114,
     "files of a chat and the start": 211,

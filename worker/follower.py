@@ -53,8 +53,7 @@ from worker.distributed.messages import (
     send,
 )
 from worker.distributed.nccl import device_of_rank
-from worker.distributed.pipeline import RankDecoder, tell_progress
-from worker.distributed.stage_outputs import own_loads
+from worker.distributed.pipeline import RankDecoder, own_loads, tell_progress
 from worker.engine.load_model import ModelFiles, find_model, through_cache
 from worker.kv_cache.sizing import WeightsSize
 from worker.kv_cache.tensors import KVCache
@@ -104,7 +103,7 @@ def measured_on_gpu(
 ) -> Operations:
     """Checks the GPU of this rank, and tells rank 0 how much memory is left. Returns the operations to compute with."""
     from worker.engine.ranks_on_gpu import measure
-    from worker.kv_cache.memory import GpuMemoryReader
+    from worker.kv_cache.sizing import GpuMemoryReader
 
     gpu = GpuMemoryReader(files.device, worker.gpu_memory_utilization)
     operations, free = measure(part, files, weights, model, worker, gpu, lambda: None)

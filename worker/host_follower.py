@@ -32,8 +32,7 @@ from worker.distributed.nccl import device_of_rank
 from worker.distributed.rendezvous import Hosts
 from worker.engine.load_model import content_of, explain_out_of_memory, find_model
 from worker.follower import compute, join, load_part, measured_on_gpu
-from worker.kv_cache.memory import check_host_of_several
-from worker.kv_cache.sizing import WeightsSize
+from worker.kv_cache.sizing import WeightsSize, check_host_of_several
 from worker.models.decoder import Weights
 from worker.models.sharding import CannotShare
 from worker.operations import FAST, Operations

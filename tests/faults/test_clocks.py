@@ -19,7 +19,7 @@ ALLOWED = {  # module that may read the wall clock → the reason
     "frontend/api/openai/responses.py": "`completed_at`",
     "frontend/text/chat_template.py": "a template's strftime_now",
     "worker/lora/store.py": "the value of the gauge that gateways read",
-    "worker/engine/kv_event_publisher.py": "the stamp of a batch",
+    "worker/engine/kv_events.py": "the stamp of a batch",
     "frontend/observability/tracing.py": "the stamps of spans",
     "frontend/kept/answers.py": "ages of kept answers and of their owners, which other processes and later starts read",
     "frontend/kept/conversations.py": "ages of conversations, which later starts read",

@@ -24,9 +24,8 @@ from worker.engine.drafter import FoundDrafter, Served, load_with_drafter
 from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_folder, read_model
 from worker.engine.metrics import ExpertLoads
 from worker.engine.numerics import Formats, dtype_name, fingerprint, kernels_name, numerics_of, warn_about_cpu
-from worker.kv_cache.memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
+from worker.kv_cache.sizing import GIB, GpuMemoryReader, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
 from worker.model_runner.check_bits import keeps_bits, with_cublas_where_equal, with_sound_options
 from worker.model_runner.check_kernels import choose_operations

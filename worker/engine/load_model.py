@@ -25,8 +25,15 @@ from shared.machine import memory
 from worker.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends, weight_files
 from worker.checkpoint.content_hash import ContentHashes
 from worker.engine.numerics import Formats, choose_formats, dtype_name, numerics_of
-from worker.kv_cache.memory import GpuMemoryReader, check_host_memory, check_host_of_several
-from worker.kv_cache.sizing import WeightsSize, configured_budget, longest_sequence, size_pool
+from worker.kv_cache.sizing import (
+    GpuMemoryReader,
+    WeightsSize,
+    check_host_memory,
+    check_host_of_several,
+    configured_budget,
+    longest_sequence,
+    size_pool,
+)
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder, Weights
 from worker.models.load import Loader, load, open_source

@@ -361,6 +361,6 @@ def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> Fo
     """Returns the inputs of a step, with the vectors of its images. Encodes images that are not encoded yet."""
     if vision is None or not has_images(plan):  # without a tower, no sequence with images is admitted
         return inputs
-    from worker.vision.step import with_image_embeddings
+    from worker.vision.vision import with_image_embeddings
 
     return with_image_embeddings(inputs, plan.chunks, vision)

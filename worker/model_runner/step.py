@@ -109,7 +109,7 @@ AnyStep = InFlightStep | UnfinishedStep | ComputedStep
 
 
 class StepRunner(Protocol):
-    """Launches steps; worker/model_runner/runner.py and worker/encoder/runner.py."""
+    """Launches steps; worker/model_runner/runner.py and worker/encoder/encoder.py."""
 
     @property
     def cuts_prompts(self) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.gguf.index import TiledHeads
+from shared.gguf.translated import TiledHeads
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.stored_weight import (
     PLAIN,

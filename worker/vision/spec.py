@@ -1,5 +1,6 @@
 """The description of a vision tower as data. families.py makes it from the files of a checkpoint."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.images import MAX_PATCHES
-from worker.vision.activations import VisionActivation
+from worker.spec import Activation
 
+VisionActivation = Activation | Literal["gelu"]
+# Name in configs → activation. Each tower takes all of them, as its class in transformers does.
+VISION_ACTIVATIONS: Mapping[str, VisionActivation] = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "gelu": "gelu"}
 Layout = Literal["siglip", "siglip2", "qwen3", "qwen2_5", "pixtral", "gemma4", "gemma4_unified"]
 Connector = Literal["shuffle", "pool", "merge", "scaled_pool", "none"]
 
@@ -28,7 +32,7 @@ class VisionSpec:
     heads: int
     norm_eps: float
     activation: VisionActivation
-    connector: Connector  # see connectors.py
+    connector: Connector  # see encoder.py
     side: int  # height and width of the square of patches that becomes one token
     text_size: int  # hidden size of the text model
     placeholder: int  # the token id that stands for an image's tokens in a prompt
