@@ -276,7 +276,7 @@ def _pass_on(request: Request, exc: Exception) -> Response:
 
 def _start_kept(kept: "Kept", state: AppState, ended: EndHooks, live: Live) -> None:
     from frontend.routes import batches
-    from frontend.routes.batch_lines import Lines
+    from frontend.routes.batches import Lines
     from frontend.routes.kept import resume
 
     def ready() -> bool:

@@ -36,7 +36,7 @@ from frontend.api.pooling import fields as pooling
 from frontend.api.pooling import pooling as any_pooling
 from frontend.api.verification import Verification, VerifyRequest
 from frontend.observability.stats import Stats
-from frontend.routes import library, openapi_batches, openapi_kept, openapi_paths, tokenize
+from frontend.routes import library, openapi_kept, openapi_paths, tokenize
 from frontend.routes.tokenize import AnyTokenizeRequest, DetokenizeRequest
 from frontend.schema import responses as response_types
 from frontend.schema.base import RequestModel
@@ -74,7 +74,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "CopyRequest": library.CopyRequest,
     "DeleteRequest": library.DeleteRequest,
     **openapi_kept.KEPT_REQUESTS,
-    **openapi_batches.BATCH_REQUESTS,
+    **openapi_kept.BATCH_REQUESTS,
     **openapi_paths.LORA_REQUESTS,
     **openapi_paths.MANY_REQUESTS,
     **openapi_paths.LLAMA_CPP_REQUESTS,
@@ -82,7 +82,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
 }
 RESPONSES: Mapping[str, Any] = {
     **openapi_kept.KEPT_RESPONSES,
-    **openapi_batches.BATCH_RESPONSES,
+    **openapi_kept.BATCH_RESPONSES,
     **openapi_paths.MANY_RESPONSES,
     "Completion": openai.Completion,
     "CompletionChunk": openai.CompletionChunk,

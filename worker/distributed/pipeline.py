@@ -418,7 +418,7 @@ class StagedModel:
 
     @property
     def pipeline(self) -> "StagedModel":
-        """The hook of the runner, see Pipeline in worker/models/interface.py."""
+        """The hook of the runner, see Pipeline in worker/models/forward_inputs.py."""
         return self
 
     def begin(self, inputs: ForwardInputs) -> "BegunStep":

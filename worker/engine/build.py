@@ -32,7 +32,7 @@ from worker.model_runner.check_kernels import choose_operations
 from worker.model_runner.runner import Runner
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder, Weights
-from worker.models.interface import Model
+from worker.models.forward_inputs import Model
 from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops.native import huge_pages

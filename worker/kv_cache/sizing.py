@@ -1,8 +1,8 @@
 """Computes the size of the K/V pool from a flag, or from the free memory.
 
 On the CPU the pool gets a share of the memory that the system has available. On a GPU it gets the part of this worker's
-share of the device that the weights and the largest step leave (worker/model_runner/warmup.py measures the step). This
-module is plain arithmetic and reads no device.
+share of the device that the weights and the largest step leave (worker/model_runner/warmup.py measures the step). The
+sizes are plain arithmetic; only GpuMemoryReader, at the end, reads a device.
 
     │ weights, CUDA itself, other processes │ a step │ graphs, reserve │ pool │    not for this worker    │
     0                                                       --gpu-memory-utilization of it          total
@@ -293,8 +293,6 @@ def configured_budget(worker: WorkerConfig, free: int | None = None) -> PoolBudg
     return PoolBudget(nbytes, "raise --kv-cache-gb or lower --max-seq-len")
 
 
-# Checks, before weights are read, whether a model fits in the memory of the machine or the GPU.
-#
 # Checks, before weights are read, whether a model fits in this machine's memory. Used when the CPU computes.
 #
 # A model that may fit is never refused, because other processes may free memory, and the K/V pool may stay empty.
@@ -360,7 +358,7 @@ def _gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.1f} GiB"
 
 
-# Reads how many bytes of memory a GPU has and how many a step needs. sizing.py computes the pool from these.
+# Reads how many bytes of memory a GPU has and how many a step needs. The pool is computed from these.
 
 
 class GpuMemoryReader:

@@ -30,8 +30,7 @@ from worker.model_runner.step import (
     UnfinishedStep,
     no_rows,
 )
-from worker.models.forward_inputs import ForwardInputs
-from worker.models.interface import Forward, Model, Pipeline
+from worker.models.forward_inputs import Forward, ForwardInputs, Model, Pipeline
 from worker.operations import Operations
 from worker.scheduler.sequence import NO_ID, Chunk, Plan, Row, has_adapters
 from worker.spec import ModelSpec

@@ -11,8 +11,7 @@ from frontend.api.ollama import types
 from frontend.api.ollama.output import check_model, error, status
 from frontend.api.ollama.types import KeepAlive, OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import Cut, PoolingFields, collect
-from frontend.api.pooling.segments import LongInputs
+from frontend.api.pooling.fields import Cut, LongInputs, PoolingFields, collect
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from frontend.schema.base import JsonArray, Names, RequestModel, in_slices, to_json

@@ -9,8 +9,16 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import MAX_INPUTS, CohereMeta, Cut, PoolingFields, Vectors, collect, meta_of
-from frontend.api.pooling.segments import LongInputs
+from frontend.api.pooling.fields import (
+    MAX_INPUTS,
+    CohereMeta,
+    Cut,
+    LongInputs,
+    PoolingFields,
+    Vectors,
+    collect,
+    meta_of,
+)
 from frontend.errors import BadRequest, SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest

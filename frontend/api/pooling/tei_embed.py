@@ -7,8 +7,7 @@ from msgspec import Meta
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai.completions import prompts_schema
 from frontend.api.pooling.embeddings import Input, embedding_request, listed_inputs
-from frontend.api.pooling.fields import MAX_INPUTS, collect
-from frontend.api.pooling.segments import LongInputs
+from frontend.api.pooling.fields import MAX_INPUTS, LongInputs, collect
 from frontend.api.pooling.tei import PromptName, TeiFields, error, status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
