@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from shared.gguf.grids import grid
 from worker.ops.block_rows import Parts
 from worker.ops.quantized_weight import NEGATIVE
 
@@ -48,8 +49,6 @@ def _words(stored: Tensor, dtype: torch.dtype) -> Tensor:
 @cache
 def entries(type: str) -> Tensor:
     """Returns the entries of a grid, uint8 [count, 4 or 8]. type: the name of a block format with a grid"""
-    from shared.gguf.grids import grid
-
     width, numbers = grid(type)
     return torch.frombuffer(bytearray(numbers), dtype=torch.uint8).view(-1, width)
 

@@ -21,9 +21,9 @@ from frontend.api.openai.chunk_writer import (
     output_ids,
     prompt_ids,
     prompt_logprobs,
+    stream_error,
     usage_of,
 )
-from frontend.api.openai.completions import stream_error
 from frontend.api.receipts import receipt_of
 from frontend.api.request_builder import ParsedRequest, prepare
 from frontend.chat.reasoning import budget_of

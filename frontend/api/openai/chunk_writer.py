@@ -86,6 +86,15 @@ def error_body(exc: SluiceError) -> types.ErrorBody:
     return types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
 
 
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return to_json(types.OpenAIError(error=error_body(exc)))
+
+
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
+    """Encodes the event that ends a failed stream. No `[DONE]` follows."""
+    return b"data: " + error(exc, request_id) + b"\n\n"
+
+
 def usage_of(usage: Usage) -> types.Usage:
     return types.Usage(
         prompt_tokens=usage.prompt_tokens,

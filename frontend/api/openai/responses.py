@@ -16,8 +16,7 @@ from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.openai import responses_types as types
 from frontend.api.openai.chat import logprob_entries
 from frontend.api.openai.chat_tools import call_id
-from frontend.api.openai.chunk_writer import check_stream_options, error_body, telemetry_events
-from frontend.api.openai.completions import error
+from frontend.api.openai.chunk_writer import check_stream_options, error, error_body, telemetry_events
 from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.openai.responses_request import (
     SCORES,
