@@ -16,7 +16,7 @@ from frontend.downloads import ToLauncher
 from frontend.errors import BadRequest, Unprocessable
 from frontend.generation.service import Service
 from frontend.model_context import ModelContext
-from frontend.observability.model_metrics import ModelMetrics
+from frontend.observability.metrics import ModelMetrics
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.pool import WorkerPool
 from frontend.workers.status import DRAINING, READY, Readiness, not_ready

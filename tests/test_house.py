@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("frontend/app_state.py", "worker/model_runner"),
     ("frontend/api", "worker/spec_decode", "worker/encoder"),
     ("frontend/routes", "frontend/launcher_link.py", "worker/engine"),
-    ("frontend/loaded_models.py", "frontend/app.py", "worker/follower.py", "worker/host_follower.py"),
+    ("frontend/loaded_models.py", "frontend/app.py", "worker/follower.py", "worker/follower.py"),
     ("frontend/__main__.py", "worker/__main__.py"),
     ("deploy",),
 )
@@ -55,7 +55,7 @@ FORBIDDEN = {
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 518,
+    "product files": 508,
     "folders": 69,
     "files that serve a chat": 104,
     "files of a chat and the start": 185,

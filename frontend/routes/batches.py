@@ -30,8 +30,7 @@ from frontend.routes.files import add_stored
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server.access import ApiKeys, Hosts, Origins
 from frontend.server.bodies import largest_body
-from frontend.server.middleware import Envelope, RequestMiddleware
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import Envelope, RequestMiddleware, RequestRecord
 from shared.config.frontend import FrontendConfig
 
 MAX_PAGE, OPENAI_PAGE = 1000, 20

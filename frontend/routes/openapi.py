@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from frontend.app_state import AppState, json_response
 from frontend.routes import openapi_kept, openapi_paths, tokenize
-from frontend.routes.openapi_types import REQUESTS, RESPONSES
+from frontend.routes.openapi_paths import REQUESTS, RESPONSES
 from frontend.schema import responses
 from frontend.schema.base import RequestModel
 from frontend.schema.json_schema import Schema, request_schema

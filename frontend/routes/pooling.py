@@ -17,8 +17,7 @@ from frontend.model_context import ModelContext, check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import while_connected
 from frontend.schema.base import RequestModel
-from frontend.server.middleware import API_FORMAT, RECORD
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import API_FORMAT, RECORD, RequestRecord
 
 
 class PoolingFormat(Protocol):

@@ -22,8 +22,7 @@ from frontend.model_context import check_task
 from frontend.routes.generate import generate, while_connected
 from frontend.routes.pooling import POOLING_FORMATS, pool
 from frontend.schema.base import RequestModel
-from frontend.server.middleware import RECORD
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RECORD, RequestRecord
 
 ROUTES = {  # field → the route that needs this field. The first of these fields that a body has decides.
     "messages": "/v1/chat/completions",

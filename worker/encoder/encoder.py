@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu
 
 from shared.messages import Pooling, PoolingKind, Sampling
-from worker.encoder.spec import EncoderSpec
+from worker.encoder.families import EncoderSpec
 from worker.encoder.weights import EncoderWeights
 from worker.model_runner.runner import DeviceBroken
 from worker.model_runner.step import AnyStep, ComputedStep, PooledRows, StepOutput

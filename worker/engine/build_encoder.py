@@ -27,8 +27,7 @@ from shared.messages import Limits
 from worker.checkpoint.checkpoint import CheckpointError, read_config, weight_files
 from worker.checkpoint.content_hash import ContentHashes
 from worker.encoder.encoder import Encoder, EncoderRunner
-from worker.encoder.families import encoder_spec
-from worker.encoder.spec import EncoderSpec
+from worker.encoder.families import EncoderSpec, encoder_spec
 from worker.encoder.weights import load_encoder
 from worker.engine.build import Engine
 from worker.engine.numerics import ARITHMETIC_VERSION, Formats, choose_formats, dtype_name, numerics_of

@@ -21,8 +21,7 @@ from worker.ops.linear.packed import PackedLinear, pack
 from worker.vision.encoder import ConnectorWeights, EmbedderWeights, EncoderLayer, EncoderWeights
 from worker.vision.families import FAMILIES, vision_spec
 from worker.vision.gemma4 import PATCHES, PIXELS, Gemma4Weights, UnifiedWeights
-from worker.vision.spec import Layout, VisionSpec
-from worker.vision.tensors import (
+from worker.vision.spec import (
     APART,
     FRAMES,
     MERGER,
@@ -30,8 +29,10 @@ from worker.vision.tensors import (
     NAMES,
     PROJECTIONS,
     SOFT_NORM,
+    Layout,
     Read,
     TowerReader,
+    VisionSpec,
     before,
 )
 from worker.vision.vision import Tower

@@ -1,6 +1,6 @@
 """Writes the chunks of OpenAI's completions and plain chats, with the details of tokens that vLLM's fields ask for.
 
-chat_tools.py writes those of chats with tools or reasoning.
+chat.py writes those of chats with tools or reasoning.
 """
 
 from collections.abc import Callable

@@ -15,7 +15,7 @@ from frontend.api.pooling.score import ScoreRequest
 from frontend.api.pooling.systemone import SystemOneRequest
 from frontend.api.pooling.tei_similarity import TeiSimilarityRequest
 from frontend.api.sglang.types import GenerateRequest
-from frontend.routes.openapi_types import REQUESTS
+from frontend.routes.openapi_paths import REQUESTS
 from frontend.schema.base import RequestModel, fields_of
 from frontend.schema.json_schema import request_schema
 

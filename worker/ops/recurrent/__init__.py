@@ -9,8 +9,8 @@ from worker.ops.choose import choosing
 from worker.ops.recurrent import native as delta_net_c
 from worker.ops.recurrent import native as mamba2_c
 from worker.ops.recurrent import native as short_conv_c
-from worker.ops.recurrent.delta_net import delta_net_torch
 from worker.ops.recurrent.mamba2 import mamba2_torch, short_conv_torch
+from worker.ops.recurrent.reference import delta_net_torch
 
 
 def _has_shape(supports: Callable[..., bool]) -> Callable[..., bool]:

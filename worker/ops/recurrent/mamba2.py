@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.ops.recurrent.delta_net import convolve, read_matrices, sequences, write_matrices
+from worker.ops.recurrent.reference import convolve, read_matrices, sequences, write_matrices
 from worker.ops.recurrent_state import RecurrentState, StateSlots, padded_numbers
 
 

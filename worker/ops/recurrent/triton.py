@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.recurrent.delta_net import LENGTH_EPS, DeltaNetShape, DeltaNetWeights
 from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
+from worker.ops.recurrent.reference import LENGTH_EPS, DeltaNetShape, DeltaNetWeights
 from worker.ops.recurrent_state import RecurrentState, StateSlots
 
 
