@@ -55,7 +55,7 @@ FORBIDDEN = {
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 508,
+    "product files": 507,
     "folders": 69,
     "files that serve a chat": 104,
     "files of a chat and the start": 185,

@@ -20,8 +20,7 @@ from worker.ops.moe.reference import experts_torch, linear_per_head_torch
 from worker.ops.norm import add_rms_norm, rms_norm
 from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch
 from worker.ops.recurrent import delta_net, mamba2, short_conv
-from worker.ops.recurrent.mamba2 import mamba2_torch, short_conv_torch
-from worker.ops.recurrent.reference import delta_net_torch
+from worker.ops.recurrent.reference import delta_net_torch, mamba2_torch, short_conv_torch
 from worker.ops.rope import qkv_rope_write
 from worker.ops.rope.reference import qkv_rope_write_torch
 from worker.ops.sampling import sample_plain

@@ -14,7 +14,7 @@ from worker.models.family import Config
 from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.recurrent import native as in_c
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
+from worker.ops.recurrent.reference import Mamba2Shape, Mamba2Weights
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "mamba."

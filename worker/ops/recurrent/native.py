@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.ops.native import MAX_TAPS, available, kernels
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
-from worker.ops.recurrent.reference import DeltaNetShape, DeltaNetWeights
+from worker.ops.recurrent.reference import DeltaNetShape, DeltaNetWeights, Mamba2Shape, Mamba2Weights
 from worker.ops.recurrent_state import RecurrentState, StateSlots
 
 

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from worker.ops.recurrent.mamba2 import Mamba2Shape, ShortConvShape
-from worker.ops.recurrent.reference import DeltaNetShape
+from worker.ops.recurrent.reference import DeltaNetShape, Mamba2Shape, ShortConvShape
 from worker.ops.recurrent_state import RecurrentState
 from worker.spec import RecurrentShape
 
