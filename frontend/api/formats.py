@@ -26,8 +26,11 @@ class LazyModules:
         self._found: dict[str, Any] = {}  # modules that are complete; sys.modules has those that a thread still imports
 
     def now(self, name: str) -> Any:
+        """Returns the module or, for "module:NAME", the object with this name in it."""
         if (found := self._found.get(name)) is None:
-            found = self._found[name] = import_module(name)
+            module, _, attribute = name.partition(":")
+            found = import_module(module)
+            self._found[name] = found = getattr(found, attribute) if attribute else found
         return found
 
     async def soon(self, name: str) -> Any:

@@ -1,4 +1,7 @@
-"""Describes the routes of other servers' APIs for /openapi.json: adapters, many models, llama.cpp, SGLang."""
+"""Describes the routes of other servers' APIs for /openapi.json: adapters, many models, llama.cpp, SGLang.
+
+The types of all request and response bodies follow at the end.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +15,6 @@ from frontend.api.llama_cpp.options import AdapterScale
 from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import embed as ollama_embed
-from frontend.api.ollama import embeddings as ollama_embeddings
 from frontend.api.ollama import generate as ollama_generate
 from frontend.api.ollama import models as ollama_models
 from frontend.api.ollama import types as ollama
@@ -24,18 +26,13 @@ from frontend.api.openai.responses_request import ResponseCountRequest, Response
 from frontend.api.pooling import (
     classify,
     cohere,
-    cohere_v1,
     decisions,
     embeddings,
     generative_scoring,
     logprobs,
-    predict,
     rerank,
-    score,
     systemone,
     tei,
-    tei_embed,
-    tei_similarity,
 )
 from frontend.api.pooling import fields as pooling
 from frontend.api.pooling import pooling as any_pooling
@@ -43,7 +40,7 @@ from frontend.api.sglang import types as sglang_types
 from frontend.api.sglang.types import GenerateRequest
 from frontend.api.verification import Verification, VerifyRequest
 from frontend.observability.stats import Stats
-from frontend.routes import library, openapi_kept, openapi_paths, tokenize
+from frontend.routes import library, openapi_kept, tokenize
 from frontend.routes.library import ModelEvent
 from frontend.routes.lora import LoadAdapterRequest, UnloadAdapterRequest
 from frontend.routes.models import ModelRequest, Sleeping
@@ -244,16 +241,16 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "CountRequest": MessageCountRequest,
     "EmbeddingRequest": embeddings.EmbeddingRequest,
     "LogprobsRequest": logprobs.LogprobsRequest,
-    "ScoreRequest": score.ScoreRequest,
+    "ScoreRequest": rerank.ScoreRequest,
     "RerankRequest": rerank.RerankRequest,
     "PoolingRequest": any_pooling.PoolingRequest,
     "ClassifyRequest": classify.ClassifyRequest,
     "DecisionRequest": decisions.DecisionRequest,
     "GenerativeScoringRequest": generative_scoring.GenerativeScoringRequest,
     "SystemOneRequest": systemone.SystemOneRequest,
-    "TeiEmbedRequest": tei_embed.TeiEmbedRequest,
-    "TeiSimilarityRequest": tei_similarity.TeiSimilarityRequest,
-    "TeiPredictRequest": predict.TeiPredictRequest,
+    "TeiEmbedRequest": tei.TeiEmbedRequest,
+    "TeiSimilarityRequest": tei.TeiSimilarityRequest,
+    "TeiPredictRequest": tei.TeiPredictRequest,
     "CohereEmbedRequest": cohere.CohereEmbedRequest,
     "VerifyRequest": VerifyRequest,
     "TokenizeRequest": AnyTokenizeRequest,
@@ -261,7 +258,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "OllamaChatRequest": ollama_chat.OllamaChatRequest,
     "OllamaTextRequest": ollama_generate.OllamaTextRequest,
     "EmbedRequest": ollama_embed.EmbedRequest,
-    "OneEmbeddingRequest": ollama_embeddings.OneEmbeddingRequest,
+    "OneEmbeddingRequest": ollama_embed.OneEmbeddingRequest,
     "ShowRequest": ollama_models.ShowRequest,
     "PullRequest": library.PullRequest,
     "CreateRequest": library.CreateRequest,
@@ -269,15 +266,15 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "DeleteRequest": library.DeleteRequest,
     **openapi_kept.KEPT_REQUESTS,
     **openapi_kept.BATCH_REQUESTS,
-    **openapi_paths.LORA_REQUESTS,
-    **openapi_paths.MANY_REQUESTS,
-    **openapi_paths.LLAMA_CPP_REQUESTS,
-    **openapi_paths.SGLANG_REQUESTS,
+    **LORA_REQUESTS,
+    **MANY_REQUESTS,
+    **LLAMA_CPP_REQUESTS,
+    **SGLANG_REQUESTS,
 }
 RESPONSES: Mapping[str, Any] = {
     **openapi_kept.KEPT_RESPONSES,
     **openapi_kept.BATCH_RESPONSES,
-    **openapi_paths.MANY_RESPONSES,
+    **MANY_RESPONSES,
     "Completion": openai.Completion,
     "CompletionChunk": openai.CompletionChunk,
     "ChatCompletion": openai.ChatCompletion,
@@ -304,10 +301,10 @@ RESPONSES: Mapping[str, Any] = {
     "StructuredDecision": systemone.StructuredDecision,
     "TeiVectors": list[list[float]],
     "TeiSimilarities": list[float],
-    "TeiPredictions": list[predict.Predicted | list[predict.Predicted]],
+    "TeiPredictions": list[tei.Predicted | list[tei.Predicted]],
     "TeiError": tei.TeiError,
     "CohereEmbeddings": cohere.CohereEmbeddings,
-    "CohereEmbeddingsV1": cohere_v1.CohereEmbeddingsV1,
+    "CohereEmbeddingsV1": cohere.CohereEmbeddingsV1,
     "CohereError": cohere.CohereError,
     "RankedTexts": list[pooling.RankedInput],
     "RankingOrTexts": pooling.Ranking | list[pooling.RankedInput],
@@ -321,8 +318,8 @@ RESPONSES: Mapping[str, Any] = {
     "OllamaProgress": library.OllamaProgress,
     "OllamaVersion": ollama.OllamaVersion,
     "OllamaError": ollama.OllamaError,
-    **openapi_paths.LLAMA_CPP_RESPONSES,
-    **openapi_paths.SGLANG_RESPONSES,
+    **LLAMA_CPP_RESPONSES,
+    **SGLANG_RESPONSES,
     **tokenize.RESPONSES,
     "Verification": Verification,
     "Tokens": response_types.Tokens,

@@ -1,7 +1,7 @@
 """What requests for vectors and scores share: fields, responses, and how vectors are encoded."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import response_types as openai
-from frontend.errors import BadRequest, Internal, Unprocessable
+from frontend.errors import BadRequest, Internal, SluiceError, Unprocessable
 from frontend.model_context import ModelContext, check_characters, check_ids, check_length
 from frontend.request import Admission, Features, GenerationRequest, Segments, Usage
 from frontend.schema.base import MOST, Names, RequestModel, ResponseModel, in_slices
@@ -19,6 +19,21 @@ from frontend.schema.request_fields import ModelName, Positive, SaltField, doc
 from frontend.schema.responses import Size
 from shared.messages import Pooling, Sampling
 from shared.wire import pack_f32, unpack_f32
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """An API format for vectors or scores, in a module that has several. See PoolingFormat in routes/pooling.py."""
+
+    NAME: str
+    PREFIX: str
+    TASKS: tuple[str, ...]
+    REQUEST: type[RequestModel]
+    parse: Callable[[Any, ModelContext], Awaitable[GenerationRequest]]
+    complete: Callable[[ResponseContext, AsyncDeltas], Awaitable[bytes]]
+    status: Callable[[SluiceError], int]
+    error: Callable[[SluiceError, str], bytes]
+
 
 # Texts that are longer than the model can read, as the mean of the vectors of their segments.
 #
