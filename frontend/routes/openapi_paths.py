@@ -9,13 +9,11 @@ from typing import Any
 from frontend.api.anthropic import response_types as anthropic
 from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest
 from frontend.api.llama_cpp import types as llama_cpp_types
-from frontend.api.llama_cpp.completion import LlamaCppCompletionRequest
-from frontend.api.llama_cpp.infill import InfillRequest
+from frontend.api.llama_cpp.completion import InfillRequest, LlamaCppCompletionRequest
 from frontend.api.llama_cpp.options import AdapterScale
 from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
 from frontend.api.ollama import chat as ollama_chat
 from frontend.api.ollama import embed as ollama_embed
-from frontend.api.ollama import generate as ollama_generate
 from frontend.api.ollama import models as ollama_models
 from frontend.api.ollama import types as ollama
 from frontend.api.openai import response_types as openai
@@ -256,7 +254,7 @@ REQUESTS: Mapping[str, type[RequestModel]] = {
     "TokenizeRequest": AnyTokenizeRequest,
     "DetokenizeRequest": DetokenizeRequest,
     "OllamaChatRequest": ollama_chat.OllamaChatRequest,
-    "OllamaTextRequest": ollama_generate.OllamaTextRequest,
+    "OllamaTextRequest": ollama_chat.OllamaTextRequest,
     "EmbedRequest": ollama_embed.EmbedRequest,
     "OneEmbeddingRequest": ollama_embed.OneEmbeddingRequest,
     "ShowRequest": ollama_models.ShowRequest,

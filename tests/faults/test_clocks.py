@@ -15,7 +15,7 @@ ALLOWED = {  # module that may read the wall clock → the reason
     "frontend/routes/generate.py": "`created` of answers, and the date in their prompts",
     "frontend/api/ollama/models.py": "`expires_at` of models that are always loaded",
     "deploy/launcher/many_manager.py": "`expires_at` of models",
-    "frontend/api/ollama/output.py": "`created_at` of an answer that needs no generation",
+    "frontend/api/ollama/chat.py": "`created_at` of an answer that needs no generation",
     "frontend/api/openai/responses.py": "`completed_at`",
     "frontend/text/chat_template.py": "a template's strftime_now",
     "worker/lora/store.py": "the value of the gauge that gateways read",

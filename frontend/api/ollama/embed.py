@@ -1,4 +1,4 @@
-"""Ollama's /api/embed: the vectors of texts."""
+"""Ollama's /api/embed and the older /api/embeddings: the vectors of texts."""
 
 import time
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.ollama import types
-from frontend.api.ollama.output import check_model, error, status
+from frontend.api.ollama.chat import check_model, error, status
 from frontend.api.ollama.types import KeepAlive, OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
 from frontend.api.pooling.fields import Cut, Format, LongInputs, PoolingFields, collect

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from frontend.api.ollama import types
-from frontend.api.ollama.output import check_model, rfc3339, tagged
+from frontend.api.ollama.chat import check_model, rfc3339, tagged
 from frontend.api.ollama.types import OllamaModelName
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext

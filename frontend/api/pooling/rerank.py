@@ -1,4 +1,4 @@
-"""Sorts documents by their relevance to a query, in the format of Cohere and Jina.
+"""Sorts documents by their relevance to a query, in the format of Cohere and Jina, and scores pairs of texts.
 
 A body with `texts` instead of `documents` is in the format of Text Embeddings Inference, whose response is an array.
 https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,

@@ -1,4 +1,4 @@
-"""What the routes of Text Embeddings Inference share: fields, and how errors are written.
+"""The routes of Text Embeddings Inference: what they share, then /embed, /similarity and /predict.
 
 https://huggingface.github.io/text-embeddings-inference
 """

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from frontend.api.anthropic import messages
-from frontend.api.ollama import chat as ollama_chat
-from frontend.api.ollama import generate as ollama_generate
+from frontend.api.ollama.chat import CHAT as ollama_chat
+from frontend.api.ollama.chat import GENERATE as ollama_generate
 from frontend.api.openai import chat, responses
 from frontend.chat import image_decoding, image_sources
 from frontend.errors import BadRequest, SluiceError
