@@ -12,16 +12,13 @@ from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors
 from bench.gpu.environment import Environment
 from worker.ops.recurrent import delta_net, mamba2, short_conv
 from worker.ops.recurrent.reference import (
-    DeltaNetShape,
     DeltaNetWeights,
-    Mamba2Shape,
     Mamba2Weights,
-    ShortConvShape,
     delta_net_torch,
     mamba2_torch,
     short_conv_torch,
 )
-from worker.ops.recurrent_state import NO_STATE, RecurrentState, StateSlots
+from worker.ops.recurrent_state import NO_STATE, DeltaNetShape, Mamba2Shape, RecurrentState, ShortConvShape, StateSlots
 from worker.spec import RecurrentShape
 
 LENGTHS = (33, 1, 5)  # rows of each sequence

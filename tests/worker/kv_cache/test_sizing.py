@@ -23,7 +23,7 @@ from worker.kv_cache.sizing import (
     size_pool,
 )
 from worker.kv_cache.tensors import CacheGroup, bytes_per_page, bytes_per_state, one_group
-from worker.ops.recurrent.reference import DeltaNetShape
+from worker.ops.recurrent_state import DeltaNetShape
 from worker.spec import LayerSpec, ModelSpec
 
 H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)

@@ -15,65 +15,16 @@ The state advances token by token in every implementation. So a token's result i
 decode or within a prompt chunk of any length, and a step needs only the state before its first token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.ops.recurrent_state import NO_STATE, RecurrentState, StateSlots, padded_numbers
+from worker.ops.recurrent_state import NO_STATE, DeltaNetShape, Mamba2Shape, RecurrentState, StateSlots
 
 LENGTH_EPS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNetShape:
-    """The sizes of a Gated DeltaNet layer. Several consecutive value heads share a key head."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int  # how many tokens the convolution covers
-
-    @property
-    def keys(self) -> int:
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """The total width of queries, keys and values, which are side by side."""
-        return 2 * self.keys + self.values
-
-    @property
-    def projected(self) -> Sequence[int]:
-        """The widths of the two parts of the projected input: queries, keys and values together; output gates."""
-        return self.channels, self.values
-
-    @property
-    def gates(self) -> Sequence[int]:
-        """The widths of two further projections of the input: b, from which beta is computed, and a, from which the
-        decay is computed.
-        """
-        return self.value_heads, self.value_heads
-
-    @property
-    def tail(self) -> tuple[int, int]:
-        return self.taps - 1, self.channels
-
-    @property
-    def matrices(self) -> tuple[int, int, int]:
-        """How many matrices S a state has, and how many rows and columns each matrix has."""
-        return self.value_heads, self.key_dim, self.value_dim
-
-    @property
-    def memory(self) -> int:
-        return padded_numbers(self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,48 +144,6 @@ def write_matrices(state: RecurrentState, slot: int, matrices: Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Shape:
-    """The sizes of a Mamba-2 layer. A group consists of consecutive heads."""
-
-    heads: int
-    head_dim: int
-    groups: int
-    state_size: int
-    taps: int  # how many tokens the convolution covers
-
-    @property
-    def values(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def mixed(self) -> Sequence[int]:
-        """The widths of x, b and c, which are side by side."""
-        return self.values, self.groups * self.state_size, self.groups * self.state_size
-
-    @property
-    def channels(self) -> int:
-        return sum(self.mixed)
-
-    @property
-    def projected(self) -> Sequence[int]:
-        """The widths of the two parts of the projected input, dt excluded: output gates; x, b and c together."""
-        return self.values, self.channels
-
-    @property
-    def tail(self) -> tuple[int, int]:
-        return self.taps - 1, self.channels
-
-    @property
-    def matrices(self) -> tuple[int, int, int]:
-        """How many matrices S a state has, and how many rows and columns each matrix has."""
-        return self.heads, self.state_size, self.head_dim
-
-    @property
-    def memory(self) -> int:
-        return padded_numbers(self.matrices)
-
-
-@dataclass(frozen=True, slots=True)
 class Mamba2Weights:
     """The small weights of a Mamba-2 layer."""
 
@@ -293,22 +202,6 @@ def _advance_mamba2(
 #
 # A token is projected to b, c and x. The convolution's input for the token is b * x. The token's output is c times
 # the convolution of the last `taps` inputs. The state of a sequence is its last taps - 1 inputs.
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvShape:
-    """The sizes of a short convolution."""
-
-    channels: int
-    taps: int  # how many tokens the convolution covers
-
-    @property
-    def tail(self) -> tuple[int, int]:
-        return self.taps - 1, self.channels
-
-    @property
-    def memory(self) -> int:
-        return 0
 
 
 def short_conv_torch(

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.recurrent.reference import LENGTH_EPS, DeltaNetShape, DeltaNetWeights, Mamba2Shape, Mamba2Weights
-from worker.ops.recurrent_state import RecurrentState, StateSlots
+from worker.ops.recurrent.reference import LENGTH_EPS, DeltaNetWeights, Mamba2Weights
+from worker.ops.recurrent_state import DeltaNetShape, Mamba2Shape, RecurrentState, StateSlots
 
 
 @triton.jit(do_not_specialize=["stride"])

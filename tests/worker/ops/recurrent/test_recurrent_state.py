@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from worker.ops.recurrent.reference import DeltaNetShape, Mamba2Shape, ShortConvShape
-from worker.ops.recurrent_state import RecurrentState
+from worker.ops.recurrent_state import DeltaNetShape, Mamba2Shape, RecurrentState, ShortConvShape
 from worker.spec import RecurrentShape
 
 
