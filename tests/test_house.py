@@ -24,7 +24,7 @@ HTTP = {"starlette", "uvicorn", "sse_starlette", "httptools", "uvloop", "fastapi
 # From the ground up. A name is a folder with all that is in it, or a file.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("shared",),
-    ("frontend/errors.py", "frontend/downloads.py", "frontend/lora.py", "worker/spec.py", "frontend/turns.py"),
+    ("frontend/errors.py", "frontend/lora.py", "worker/spec.py", "frontend/turns.py"),
     ("frontend/text", "frontend/output_parser", "frontend/workers", "worker/ops"),
     ("frontend/request.py", "worker/device.py", "worker/operations.py", "worker/checkpoint", "worker/kv_cache"),
     ("frontend/schema", "frontend/generation", "frontend/server", "worker/scheduler", "worker/quantization"),
@@ -55,10 +55,10 @@ FORBIDDEN = {
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 496,
+    "product files": 494,
     "folders": 69,
-    "files that serve a chat": 101,
-    "files of a chat and the start": 180,
+    "files that serve a chat": 99,
+    "files of a chat and the start": 175,
 }
 BARE = 20  # an __init__.py of at most this many lines is a folder's sign, and no file to read
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
-from frontend.api.continuation import ContinueFromField
 from frontend.api.openai import response_types as types
 from frontend.api.openai.chunk_writer import (
     FINISH,
@@ -24,7 +23,7 @@ from frontend.api.openai.chunk_writer import (
     stream_error,
     usage_of,
 )
-from frontend.api.receipts import receipt_of
+from frontend.api.receipts import ContinueFromField, receipt_of
 from frontend.api.request_builder import ParsedRequest, prepare
 from frontend.errors import BadRequest, Unprocessable, own_status
 from frontend.model_context import ModelContext, before_truncation, check_characters, check_ids, check_model
