@@ -194,7 +194,7 @@ class Head(Protocol):
 
 
 class HeadModel:
-    """A draft head as the model of a runner (Model in worker/model_runner/step.py).
+    """A draft head as the model of a runner (Model in worker/models/forward_inputs.py).
 
     A row reads features: those in `given` if the host knew its token when the step was launched; else the token is a
     draft, and the features are those that followed from the row which the draft was sampled from.
