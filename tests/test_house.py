@@ -55,7 +55,7 @@ FORBIDDEN = {
 }
 # What the tree has reached. Whoever makes a number smaller writes it here.
 MOST = {
-    "product files": 493,
+    "product files": 492,
     "folders": 69,
     "files that serve a chat": 99,
     "files of a chat and the start": 175,

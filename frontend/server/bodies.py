@@ -174,7 +174,7 @@ def unpacked(stream: AsyncIterator[bytes], coding: Coding | None) -> AsyncIterat
 
 TEXT_BYTES = 8 << 20  # limit for a body without images
 IMAGE_BYTES = 8 << 20  # size of an ordinary image in base64: a photograph of 6 MiB
-FILE_BYTES = 27 << 20  # size of the largest accepted image in base64, see frontend/chat/image_sources.py
+FILE_BYTES = 27 << 20  # size of the largest accepted image in base64, see frontend/chat/images.py
 LARGEST_BYTES = 128 << 20  # limit for a body with any number of images
 MAX_HELD_BYTES = 256 << 20  # limit for all bodies together
 SHARE = 2  # a tenant's bodies may have so many times the bytes that are free
