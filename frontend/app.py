@@ -28,8 +28,7 @@ from frontend.observability.metrics import PrometheusMetrics
 from frontend.routes.pooling import POOLING_FORMATS
 from frontend.server import playground
 from frontend.server.access import LOCALHOST, OF_THIS_MACHINE, ApiKeys, Hosts, Origins, admission_of
-from frontend.server.middleware import RECORD, Live, RequestMiddleware
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RECORD, Live, RequestMiddleware, RequestRecord
 from shared.config.declaration import words
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer
@@ -276,7 +275,7 @@ def _pass_on(request: Request, exc: Exception) -> Response:
 
 def _start_kept(kept: "Kept", state: AppState, ended: EndHooks, live: Live) -> None:
     from frontend.routes import batches
-    from frontend.routes.batch_lines import Lines
+    from frontend.routes.batches import Lines
     from frontend.routes.kept import resume
 
     def ready() -> bool:

@@ -22,10 +22,8 @@ from frontend.observability.metrics import PrometheusMetrics
 from frontend.schema.base import RequestModel, to_json
 from frontend.schema.decoding import OnUnknown, UnknownFields, check_values, decode, decode_valid
 from frontend.server.access import administers
-from frontend.server.bodies import Bodies, Remembered, largest_body
-from frontend.server.content_coding import coding_of
-from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, header_value
-from frontend.server.request_record import RequestRecord
+from frontend.server.bodies import Bodies, Remembered, coding_of, largest_body
+from frontend.server.middleware import FINGERPRINT, IGNORED_FIELDS, RECORD, RequestRecord, header_value
 from frontend.turns import FairThreads
 from shared.config.frontend import FrontendConfig
 from shared.signing import Signer

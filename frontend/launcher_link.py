@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from frontend.api.answer import ResponseContext
 from frontend.api.formats import ApiFormat
 from frontend.api.openai import typed_events
-from frontend.downloads import Asked
+from frontend.model_table import Asked
 from frontend.request import GenerationRequest
 from frontend.server.middleware import API_FORMAT, RECORD, REQUEST_ID, STREAMS, client_error
 from frontend.server.sse import SERVER_SENT_EVENTS

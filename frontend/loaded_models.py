@@ -18,7 +18,7 @@ import msgspec
 from frontend.errors import BadRequest, Overloaded, unknown_model
 from frontend.launcher_link import LOST, LauncherLink
 from frontend.model_table import ModelTable, ServedModel
-from frontend.observability.model_metrics import ModelMetrics, Residence
+from frontend.observability.metrics import ModelMetrics, Residence
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.membership import Discovery
 from frontend.workers.pool import WorkerPool

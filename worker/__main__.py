@@ -36,7 +36,7 @@ from worker.scheduler.sequence import Plan, Sequence
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.distributed.leader import RankCounter
     from worker.distributed.rendezvous import Hosts
-    from worker.engine.kv_event_publisher import KvEventPublisher
+    from worker.engine.kv_events import KvEventPublisher
     from worker.kv_cache.store import KvStore
     from worker.lora.store import AdapterStore
 
@@ -200,7 +200,7 @@ def _kv_events(settings: Settings, engine: Engine) -> "KvEventPublisher | None":
     """Returns a publisher of the prefix cache's pages; None if the settings name no endpoint."""
     if not settings.worker.kv_events_endpoint:
         return None
-    from worker.engine.kv_event_publisher import start
+    from worker.engine.kv_events import start
 
     return start(settings, engine.scheduler.state.paging)
 

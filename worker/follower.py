@@ -1,6 +1,7 @@
-"""The process of a rank other than 0: `python -m worker.follower PARENT SOCKET MEMORY`.
+"""The process of a rank other than 0, on the machine of rank 0 and, further below, on another host.
 
-Rank 0 starts it. PARENT is the process id of rank 0. SOCKET and MEMORY are file descriptors.
+Rank 0 starts those on its machine: `python -m worker.follower PARENT SOCKET MEMORY`. PARENT is the process id of
+rank 0. SOCKET and MEMORY are file descriptors.
 
 The process loads its part of the model and computes the steps that rank 0 orders. It ends when rank 0 ends, or at its
 first error. After an error, the whole worker is restarted, as after every crash.
@@ -8,27 +9,33 @@ first error. After an error, the whole worker is restarted, as after every crash
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FrameType
 from typing import NoReturn
 
 import msgspec
 import torch
 from torch import Tensor
 
-from shared.config.settings import ModelConfig
+from shared.config.declaration import ConfigError
+from shared.config.settings import ModelConfig, Settings
 from shared.config.worker import WorkerConfig
-from shared.machine import available_bytes
+from shared.machine import available_bytes, memory
+from worker.checkpoint.checkpoint import CheckpointError, weight_files
+from worker.checkpoint.content_hash import ContentHashes
 from worker.device import threads_of
 from worker.distributed.checks import checksums, checksums_from_checkpoint
-from worker.distributed.exchange import Exchange, exchange_of_machine
-from worker.distributed.leader import stay_on_node
+from worker.distributed.exchange import Exchange, exchange_of_hosts, exchange_of_machine
+from worker.distributed.handshake import wait_for_end
+from worker.distributed.leader import round_bytes, stay_on_node
 from worker.distributed.lora import OwnAdapters
 from worker.distributed.messages import (
     BOTH,
@@ -53,16 +60,17 @@ from worker.distributed.messages import (
     send,
 )
 from worker.distributed.nccl import device_of_rank
-from worker.distributed.pipeline import RankDecoder, tell_progress
-from worker.distributed.stage_outputs import own_loads
-from worker.engine.load_model import ModelFiles, find_model, through_cache
-from worker.kv_cache.sizing import WeightsSize
+from worker.distributed.pipeline import RankDecoder, own_loads, tell_progress
+from worker.distributed.rendezvous import Hosts
+from worker.engine.load_model import ModelFiles, content_of, explain_out_of_memory, find_model, through_cache
+from worker.kv_cache.sizing import WeightsSize, check_host_of_several
 from worker.kv_cache.tensors import KVCache
 from worker.models.decoder import Decoder, Weights
 from worker.models.load import load
-from worker.models.sharding import Part
+from worker.models.sharding import CannotShare, Part
 from worker.operations import FAST, Operations
 from worker.ops import native as c_library
+from worker.ops.exchange import RankLost, shared_bytes
 from worker.ops.native import huge_pages
 
 PR_SET_PDEATHSIG = 1
@@ -104,7 +112,7 @@ def measured_on_gpu(
 ) -> Operations:
     """Checks the GPU of this rank, and tells rank 0 how much memory is left. Returns the operations to compute with."""
     from worker.engine.ranks_on_gpu import measure
-    from worker.kv_cache.memory import GpuMemoryReader
+    from worker.kv_cache.sizing import GpuMemoryReader
 
     gpu = GpuMemoryReader(files.device, worker.gpu_memory_utilization)
     operations, free = measure(part, files, weights, model, worker, gpu, lambda: None)
@@ -219,6 +227,113 @@ def start(words: Sequence[str]) -> None:
     if os.getppid() == parent:  # otherwise, rank 0 has died already
         with contextlib.suppress(EOFError):
             main(socket.socket(fileno=source), shared)
+
+
+# The process of a rank other than 0 on another host: `sluice worker --rank-group torchrun` or `lws`.
+#
+# The process waits for rank 0, loads its part of the model from its own --model, and computes the steps that rank 0
+# orders. It has no sockets for frontends. When rank 0 or another rank has ended, it ends with exit code 1, so that
+# torchrun or the LeaderWorkerSet starts it again. Then all ranks find each other again.
+
+log = logging.getLogger("sluice.ranks")
+
+BEYOND_DRAIN_S = 5.0
+
+
+def follow(settings: Settings, hosts: Hosts) -> None:
+    """Computes for rank 0 until a rank ends. Returns normally only if this process got SIGTERM before.
+
+    Raises Refused if the settings of this rank do not fit those of rank 0, ConfigError and CheckpointError if this rank
+    cannot load the model, and RankLost if another rank has ended.
+    """
+    group, worker = hosts.group, settings.worker
+    stay_on_node(group.place, group.here)
+    torch.set_num_threads(threads_of(worker, group.here))
+    device = device_of_rank(worker, group.place, group.here)
+    files = find_model(settings.model, worker, device, prefer_cache=True)
+    try:
+        part = files.parts(worker)[group.rank]
+    except CannotShare as error:
+        raise ConfigError(error) from error
+    hashes = ContentHashes(weight_files(files.folder), worker.weights_cache)
+    joined = hosts.join(files.facts(worker))
+    stop = _Stop.install(worker.drain_timeout)
+    size = shared_bytes(round_bytes(files.spec, joined.worker.max_step_tokens))
+    exchange = exchange_of_hosts(part, size, joined.rows, (group.leader, group.port), device)
+    if device.type == "cuda":
+        threading.Thread(target=_end_with, args=(joined.orders, exchange), name="rank 0", daemon=True).start()
+    own_settings = replace(joined.worker, weights_cache=worker.weights_cache)  # a folder on this host
+    log.info("rank %d of %d has found all others", group.rank, group.count)
+
+    def check_size(size: WeightsSize) -> None:
+        if device.type == "cpu":
+            check_host_of_several(size, 0, group.machines, memory())
+
+    def ready(weights: Weights) -> Operations:
+        join(exchange, joined.orders)
+        if device.type == "cuda":
+            return measured_on_gpu(files, settings.model, joined.worker, part, joined.orders, weights)
+        send(joined.orders, Free(available_bytes() // group.here))
+        return FAST
+
+    try:
+        with _errors_to_rank_0(joined.orders):
+            computing = load_part(
+                files, own_settings, joined.orders, exchange, partial(content_of, hashes),
+                check_size, ready,
+            )  # fmt: skip
+        log.info("rank %d is ready", group.rank)
+        compute(computing, joined.orders)
+    except (EOFError, OSError, RankLost) as error:
+        if stop.requested:
+            return
+        raise RankLost(_why(error)) from error
+
+
+def _end_with(orders: socket.socket, exchange: Exchange) -> None:
+    """Ends the exchange when rank 0 has ended. A rank that waits for its GPU does not see the end of `orders`."""
+    wait_for_end(orders)
+    exchange.end()
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case EOFError():
+            return "rank 0 has ended"
+        case OSError():
+            return f"the connection to rank 0 has broken: {error.strerror}"
+    return str(error)
+
+
+@contextlib.contextmanager
+def _errors_to_rank_0(orders: socket.socket) -> Iterator[None]:
+    """Sends the error to rank 0 if this rank cannot load, so that the operator also finds it in rank 0's log."""
+    try:
+        with explain_out_of_memory(None):
+            yield
+    except (ConfigError, CheckpointError, CannotShare) as error:
+        with contextlib.suppress(OSError):
+            send(orders, Loaded(problem=str(error)))
+        raise ConfigError(error) if isinstance(error, CannotShare) else error from None
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Remembers SIGTERM. The process goes on for a while, because rank 0 gets the signal, too, and must drain first."""
+
+    requested: bool = False
+
+    @classmethod
+    def install(cls, drain_s: float) -> "_Stop":
+        stop = cls()
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            stop.requested = True
+            signal.setitimer(signal.ITIMER_REAL, drain_s + BEYOND_DRAIN_S)
+
+        signal.signal(signal.SIGTERM, handle)
+        signal.signal(signal.SIGALRM, lambda number, frame: sys.exit(0))
+        return stop
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from worker.ops.activation import act_and_mul, activate, output_gate
 from worker.ops.activation.reference import act_and_mul_torch, activate_torch, output_gate_torch
 from worker.ops.attention import attention
 from worker.ops.attention.reference import attention_torch
+from worker.ops.choose import of_some_models
 from worker.ops.launch_options import NO_OPTIONS, GpuOptions
 from worker.ops.linear import gated_linear, linear
 from worker.ops.linear.packed import PackedLinear
@@ -19,9 +20,6 @@ from worker.ops.moe import experts, linear_per_head
 from worker.ops.moe.reference import experts_torch, linear_per_head_torch
 from worker.ops.norm import add_rms_norm, rms_norm
 from worker.ops.norm.reference import add_rms_norm_torch, rms_norm_torch
-from worker.ops.recurrent import delta_net, mamba2, short_conv
-from worker.ops.recurrent.delta_net import delta_net_torch
-from worker.ops.recurrent.mamba2 import mamba2_torch, short_conv_torch
 from worker.ops.rope import qkv_rope_write
 from worker.ops.rope.reference import qkv_rope_write_torch
 from worker.ops.sampling import sample_plain
@@ -117,9 +115,9 @@ FAST = Operations(
     qkv_rope_write,
     attention,
     output_gate,
-    delta_net,
-    mamba2,
-    short_conv,
+    of_some_models("worker.ops.recurrent.delta_net"),
+    of_some_models("worker.ops.recurrent.mamba2"),
+    of_some_models("worker.ops.recurrent.short_conv"),
     linear,
     gated_linear,
     activate,
@@ -136,9 +134,9 @@ TORCH = Operations(
     qkv_rope_write_torch,
     attention_torch,
     output_gate_torch,
-    delta_net_torch,
-    mamba2_torch,
-    short_conv_torch,
+    of_some_models("worker.ops.recurrent.reference.delta_net_torch"),
+    of_some_models("worker.ops.recurrent.reference.mamba2_torch"),
+    of_some_models("worker.ops.recurrent.reference.short_conv_torch"),
     linear_torch,
     gated_linear_torch,
     activate_torch,

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from bench.client.summary import aligned
 from shared.config.flags import positive_int
 from shared.messages import Sampling
-from worker.engine.kv_event_publisher import KvEventPublisher
-from worker.engine.kv_events import PageJournal
+from worker.engine.kv_events import KvEventPublisher, PageJournal
 from worker.engine.prefix_report import PrefixReport
 from worker.kv_cache.pages import PagePool
 from worker.scheduler.paging import Paging

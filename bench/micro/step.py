@@ -15,9 +15,8 @@ import torch
 from shared.messages import Request, Sampling, Step, Submit
 from shared.wire import encode, pack_u32
 from worker.engine.loop import Loop
-from worker.engine.metrics import Metrics
+from worker.engine.metrics import Metrics, Stats
 from worker.engine.requests import RequestTable
-from worker.engine.stats import Stats
 from worker.engine.transport import FrontendGone
 from worker.kv_cache.pages import PagePool
 from worker.model_runner.inputs import build_inputs

@@ -103,7 +103,7 @@ def _follow(settings: Settings, hosts: "Hosts") -> int:
     set_up(settings.frontend.log_level, as_json=settings.frontend.log_format == "json")
     from worker.checkpoint.checkpoint import CheckpointError
     from worker.distributed.rendezvous import Refused
-    from worker.host_follower import follow
+    from worker.follower import follow
     from worker.ops.exchange import RankLost
 
     try:

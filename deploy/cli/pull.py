@@ -14,8 +14,7 @@ from typing import Any
 
 from deploy.cli.machine_speed import measured_speed
 from deploy.cli.main import require_worker_packages
-from deploy.cli.model_names import find, names
-from deploy.cli.run import DownloadBar
+from deploy.cli.run import DownloadBar, find, names
 from deploy.cli.stored_models import size_text
 from deploy.cli.verdict import Judge
 from deploy.launcher.child_command import CliError, die_with

@@ -26,7 +26,7 @@ from frontend.api.ollama.types import Options
 from frontend.api.sglang.types import SamplingParams
 from frontend.kept.usage import Stored
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.routes.openapi_types import REQUESTS
+from frontend.routes.openapi_paths import REQUESTS
 from frontend.schema.base import RequestModel, bare, fields_of
 from frontend.schema.json_schema import description, refused_fields
 from frontend.schema.refusal_reasons import WHY

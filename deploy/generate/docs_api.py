@@ -14,7 +14,7 @@ from frontend.api.openai import completions
 from frontend.api.receipts import Receipt
 from frontend.api.sglang.types import SamplingParams
 from frontend.routes.openapi import ERRORS, document
-from frontend.routes.openapi_types import REQUESTS
+from frontend.routes.openapi_paths import REQUESTS
 from frontend.schema.base import MOST, SMALLEST, RequestModel
 from frontend.schema.json_schema import Schema, ignored_fields, refused_fields, request_schema
 from frontend.server import http_protocol

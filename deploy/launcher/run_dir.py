@@ -12,11 +12,13 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.address import LONGEST_SOCKET_PATH
+from shared.config.declaration import ConfigError
+from shared.config.settings import Settings, with_values
 
 _PREFIX = "sluice-run-"
 _METRICS_FILE_BYTES = 1 << 18  # ten times what metrics without labels need
@@ -33,7 +35,7 @@ def run_dir(path: str = "") -> Iterator[Path]:
 
     path: the folder; a temporary one if empty.
     """
-    _remove_dead()
+    _remove_dead(_temporary())
     folder = Path(path).absolute() if path else _make_temporary()
     try:
         _check_length(folder, given=bool(path))
@@ -149,11 +151,12 @@ def _locked(folder: Path) -> Iterator[int]:
     with _as_run_dir_error(folder):
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunDirError(f"--run-dir {folder} belongs to a running server") from error
         with _locked_against_cleanup(folder):
             yield lock
-    except BlockingIOError as error:
-        raise RunDirError(f"--run-dir {folder} belongs to a running server") from error
     finally:
         os.close(lock)
 
@@ -170,13 +173,54 @@ def _locked_against_cleanup(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_dead() -> None:
-    for folder in _temporary():
+def _remove_dead(folders: Iterable[Path]) -> None:
+    """Removes those of the folders whose servers were killed."""
+    for folder in folders:
         with contextlib.suppress(OSError, RunDirError):
             # the lock file is empty while its server is starting
             if folder.stat().st_uid == os.getuid() and (folder / "lock").stat().st_size:
                 with _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+# The folder in /dev/shm through which --prefill-workers hand prompts over if no --kv-store is named.
+#
+# It is memory: it is private to its user, and removed when the server ends, or as a run folder is after a crash.
+
+SHARED_MEMORY = Path("/dev/shm")
+MOST_GB, SHARE = 4.0, 0.5  # its size without --kv-store-gb: 4 GiB, or half of what is free, if that is less
+LEAST_GB = 0.03  # less room hands nothing over
+_STORE_PREFIX, _GIB = "sluice-kv-", 1 << 30
+
+
+@contextlib.contextmanager
+def with_store(settings: Settings, explicit: Collection[str], parent: Path = SHARED_MEMORY) -> Iterator[Settings]:
+    """Yields the settings with a new folder as --kv-store if the workers need one; else the settings as they are.
+
+    explicit: names of the settings that the user gave. Raises ConfigError if there is no such folder, or no room.
+    """
+    if not settings.launch.prefill_workers or settings.worker.kv_store:
+        yield settings
+        return
+    _remove_dead(parent.glob(f"{_STORE_PREFIX}*"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_STORE_PREFIX, dir=parent))
+    except OSError as error:
+        raise ConfigError(
+            f"--prefill-workers needs --kv-store: a folder in {parent} cannot be made ({error.strerror})"
+        ) from error
+    try:
+        with _locked(folder) as lock:
+            os.write(lock, str(os.getpid()).encode())
+            free = shutil.disk_usage(folder).free / _GIB
+            size = settings.worker.kv_store_gb if "kv_store_gb" in explicit else f"{min(MOST_GB, SHARE * free):.3f}"
+            if float(size) < LEAST_GB or free < LEAST_GB:
+                raise ConfigError(
+                    f"--prefill-workers needs --kv-store: {parent} has room for {free:.3f} GiB only, too little for it"
+                )
+            yield with_values(settings, {"kv_store": str(folder / "kv"), "kv_store_gb": size})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # The listening sockets of one port: one per frontend, all opened and held by the launcher.

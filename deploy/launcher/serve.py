@@ -19,8 +19,7 @@ from deploy.launcher.console import Console
 from deploy.launcher.many_manager import Manager
 from deploy.launcher.many_plan import Plan, plan
 from deploy.launcher.placement import WorkerPlacement, addresses, place_workers
-from deploy.launcher.run_dir import OF_WORKERS, RunDirError, is_taken, listen, reachable, run_dir, url
-from deploy.launcher.store_dir import with_store
+from deploy.launcher.run_dir import OF_WORKERS, RunDirError, is_taken, listen, reachable, run_dir, url, with_store
 from deploy.launcher.supervisor import Supervisor
 from deploy.launcher.watchdog import Readiness, Timeouts, Watchdog, poll_ready, ready_message
 from shared.config.flags import secret_variables

@@ -1,7 +1,8 @@
 """The interface of an API format, and the tables that say which format a path uses."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -26,8 +27,11 @@ class LazyModules:
         self._found: dict[str, Any] = {}  # modules that are complete; sys.modules has those that a thread still imports
 
     def now(self, name: str) -> Any:
+        """Returns the module or, for "module:NAME", the object with this name in it."""
         if (found := self._found.get(name)) is None:
-            found = self._found[name] = import_module(name)
+            module, _, attribute = name.partition(":")
+            found = import_module(module)
+            self._found[name] = found = getattr(found, attribute) if attribute else found
         return found
 
     async def soon(self, name: str) -> Any:
@@ -56,7 +60,8 @@ class Modules(Mapping[str, T], Generic[T]):
 
 
 class ApiFormat(Protocol):
-    """The functions of a module that implements one API format, such as frontend/api/openai/chat.py."""
+    """The functions of a module that implements one API format, such as frontend/api/openai/chat.py. A module with several
+    formats has an object for each."""
 
     NAME: str  # the format's name in logs and traces
     PREFIX: str  # the prefix of a response's id
@@ -73,8 +78,24 @@ class ApiFormat(Protocol):
     def stream_error(self, exc: SluiceError, request_id: str, context: ResponseContext) -> bytes: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """An API format in a module that has several. Its fields are those of ApiFormat."""
+
+    NAME: str
+    PREFIX: str
+    FRAMING: Framing
+    REQUEST: type[RequestModel]
+    parse: Callable[[Any, ModelContext], Awaitable[GenerationRequest | bytes]]
+    stream_writer: Callable[[ResponseContext], StreamWriter]
+    complete: Callable[[ResponseContext, AsyncDeltas], Awaitable[bytes]]
+    status: Callable[[SluiceError], int]
+    error: Callable[[SluiceError, str], bytes]
+    stream_error: Callable[[SluiceError, str, ResponseContext], bytes]
+
+
 CHAT = "frontend.api.openai.chat"
-LLAMA_CPP = "frontend.api.llama_cpp.completion"
+LLAMA_CPP = "frontend.api.llama_cpp.completion:COMPLETION"
 API_FORMATS: Modules[ApiFormat] = Modules({  # path of each route that generates text → the module of its format
     "/v1/completions": "frontend.api.openai.completions",
     "/v1/chat/completions": CHAT,
@@ -82,17 +103,17 @@ API_FORMATS: Modules[ApiFormat] = Modules({  # path of each route that generates
     "/v1/responses": "frontend.api.openai.responses",
     "/responses": "frontend.api.openai.responses",
     "/v1/messages": "frontend.api.anthropic.messages",
-    "/api/chat": "frontend.api.ollama.chat",
-    "/api/generate": "frontend.api.ollama.generate",
+    "/api/chat": "frontend.api.ollama.chat:CHAT",
+    "/api/generate": "frontend.api.ollama.chat:GENERATE",
     "/completion": LLAMA_CPP,
     "/completions": LLAMA_CPP,
-    "/infill": "frontend.api.llama_cpp.infill",
+    "/infill": "frontend.api.llama_cpp.completion:INFILL",
     "/generate": "frontend.api.sglang.generate",
 })  # fmt: skip
 TYPED_EVENTS = "frontend.api.openai.typed_events"
 ERRORS: Mapping[str, str] = {  # the error format of other paths, by prefix; a path without a row uses OpenAI's
     "/v1/messages/": "frontend.api.anthropic.messages",
-    "/api/": "frontend.api.ollama.chat",
+    "/api/": "frontend.api.ollama.chat:CHAT",
     **dict.fromkeys(("/apply-template", "/embedding", "/props", "/slots", "/lora-adapters"), LLAMA_CPP),
 }
 

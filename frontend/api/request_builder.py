@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from frontend.api.receipts import continued_ids
 from frontend.chat.reasoning import NO_BUDGET, Budget
 from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext, check_ids, check_length, truncated
@@ -181,8 +182,6 @@ def _features(
     if indent := getattr(fields, "n_indent", 0):
         asked["indent"] = indent
     if getattr(fields, "continue_from", None) is not None:
-        from frontend.api.continuation import continued_ids
-
         asked["continued"] = continued_ids(fields, prompts, max_new_tokens, context, images)
     if prompt_top is not None:
         asked["prompt_logprobs"] = prompt_top

@@ -13,7 +13,7 @@ import msgspec
 
 from frontend.generation.generation import Choice, Generation
 from frontend.generation.service import Windows
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RequestRecord
 from shared.config.frontend import FrontendConfig
 from shared.log import NonBlockingWriter
 from shared.messages import Timings

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, Sample
 
-from frontend.observability.model_metrics import ModelMetrics
+from frontend.observability.metrics import ModelMetrics
 from frontend.workers.status import WorkerStatus, aggregate
 from shared.config.frontend import ALIASES
 from shared.messages import Status

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from frontend.observability.access_log import LogEntry, access_log, entry_of
 from frontend.observability.metrics import PrometheusMetrics
 from frontend.observability.recording import Recorder
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RequestRecord
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 

@@ -19,7 +19,7 @@ import msgspec
 
 from frontend.generation.generation import Generation
 from frontend.observability.access_log import LogEntry
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RequestRecord
 from shared.config.declaration import ConfigError
 from shared.log import NonBlockingWriter, write_all
 from shared.messages import Sampling

@@ -11,7 +11,7 @@ import time
 from typing import Self
 
 from frontend.observability.access_log import LogEntry
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RequestRecord
 from shared.config.declaration import ConfigError
 
 MISSING_PACKAGES = "--otlp-endpoint needs `pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http`"

@@ -5,13 +5,12 @@ arguments becomes text. Only three things are dropped: the format's own tags, th
 that was cut off before its arguments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 from frontend.output_parser.drift import ThoughtCalls, thought_calls_of
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
-from frontend.output_parser.harmony import AnswerText, HarmonyParser, MistralParser, UserText
 from frontend.output_parser.json_arguments import JsonObjectScanner
 from frontend.output_parser.model_format import ParserConfig, Reasoning, ToolFormat
 from frontend.output_parser.tool_calls import CallParser
@@ -175,20 +174,27 @@ def _tagged(parser_config: ParserConfig) -> OutputParser:
 
 
 TAGS = Strategy(_tagged, lambda _: str)
-STRATEGIES: Mapping[ToolFormat, Strategy] = {
-    ToolFormat.HARMONY: Strategy(HarmonyParser, UserText),
-    ToolFormat.MISTRAL_ARGS: Strategy(MistralParser, AnswerText),
-}
+
+
+def _strategy(tool_format: ToolFormat) -> Strategy:
+    """Returns how output of a format is parsed. The models of two formats mark all parts of their output."""
+    if tool_format not in (ToolFormat.HARMONY, ToolFormat.MISTRAL_ARGS):
+        return TAGS
+    from frontend.output_parser.harmony import AnswerText, HarmonyParser, MistralParser, UserText
+
+    if tool_format is ToolFormat.HARMONY:
+        return Strategy(HarmonyParser, UserText)
+    return Strategy(MistralParser, AnswerText)
 
 
 def output_parser(parser_config: ParserConfig) -> OutputParser:
     """Creates the parser of a new output."""
-    return STRATEGIES.get(parser_config.tool_format, TAGS).parser(parser_config)
+    return _strategy(parser_config.tool_format).parser(parser_config)
 
 
 def searched_text(parser_config: ParserConfig | None) -> Callable[[str], str]:
     """Returns a function that turns each piece of a new output into the text in which stop strings are searched."""
-    return STRATEGIES.get(parser_config.tool_format, TAGS).searched(parser_config) if parser_config else str
+    return _strategy(parser_config.tool_format).searched(parser_config) if parser_config else str
 
 
 # Collects the events of one output into its parts, for responses that are not streamed.

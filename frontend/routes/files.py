@@ -23,7 +23,7 @@ from frontend.kept.store import Store, Work
 from frontend.kept.usage import STORAGE_LIMIT, limit_text
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server import multipart
-from frontend.server.content_coding import coding_of, unpacked
+from frontend.server.bodies import coding_of, unpacked
 from frontend.server.middleware import RECORD
 from frontend.server.multipart import Part
 

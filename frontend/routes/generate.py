@@ -19,8 +19,17 @@ from frontend.app_state import AppState
 from frontend.chat.reasoning import without_effect
 from frontend.generation.generation import Generation
 from frontend.model_context import check_task
-from frontend.server.middleware import API_FORMAT, CLOSED, DIRECT, RECORD, REQUEST_ID, SEND, STREAMS, client_error
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import (
+    API_FORMAT,
+    CLOSED,
+    DIRECT,
+    RECORD,
+    REQUEST_ID,
+    SEND,
+    STREAMS,
+    RequestRecord,
+    client_error,
+)
 from frontend.server.sse import EventStream, RecordedWriter
 
 T = TypeVar("T")

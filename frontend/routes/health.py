@@ -15,8 +15,7 @@ from frontend.app_state import AppState, json_response
 from frontend.errors import Overloaded
 from frontend.schema.responses import Health, Load, NotReady, PrefixCacheReset, Ready, Version
 from frontend.server.access import administers, check_admin
-from frontend.server.middleware import RECORD
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RECORD, RequestRecord
 from frontend.workers.status import ConnectionState
 from shared import build
 from shared import messages as m

@@ -41,8 +41,7 @@ from frontend.request import GenerationRequest
 from frontend.routes.generate import WhileConnected, while_connected
 from frontend.schema.base import RequestModel, to_json
 from frontend.schema.decoding import check_values
-from frontend.server.http_protocol import DirectWriter
-from frontend.server.middleware import DIRECT, RECORD, SEND, client_error
+from frontend.server.middleware import DIRECT, RECORD, SEND, DirectWriter, client_error
 
 STREAM_ID = "x-conversation-id"
 LAST_EVENT = "last-event-id"

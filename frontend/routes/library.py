@@ -14,9 +14,8 @@ from starlette.responses import Response, StreamingResponse
 
 from frontend.api.ollama.modelfile import checked_preset, read_modelfile
 from frontend.app_state import AppState, json_response
-from frontend.downloads import PULLING, ToLauncher
 from frontend.errors import BadRequest, Forbidden, NotFound, Overloaded, SluiceError
-from frontend.model_table import ModelTable
+from frontend.model_table import PULLING, ModelTable, ToLauncher
 from frontend.routes.generate import while_connected
 from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel, to_json
 from frontend.schema.request_fields import Text, doc

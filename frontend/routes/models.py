@@ -36,8 +36,7 @@ from frontend.schema.responses import (
     ModelStatus,
 )
 from frontend.server.access import check_admin
-from frontend.server.middleware import RECORD
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RECORD, RequestRecord
 from frontend.workers.status import NO_TOKENIZER, ConnectionState
 from shared import build
 from shared.launcher_messages import Download, ModelState

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from frontend.app_state import AppState, json_response
-from frontend.routes import openapi_batches, openapi_kept, openapi_paths, tokenize
-from frontend.routes.openapi_types import REQUESTS, RESPONSES
+from frontend.routes import openapi_kept, openapi_paths, tokenize
+from frontend.routes.openapi_paths import REQUESTS, RESPONSES
 from frontend.schema import responses
 from frontend.schema.base import RequestModel
 from frontend.schema.json_schema import Schema, request_schema
@@ -57,7 +57,7 @@ def document() -> dict[str, Any]:
             "/invocations": _invocations(),
             **_ollama(),
             **openapi_kept.kept_paths(_post, _get, ref),
-            **openapi_batches.batch_paths(_post, _get, ref),
+            **openapi_kept.batch_paths(_post, _get, ref),
             **openapi_paths.lora_paths(_post, ref("OpenAIError")),
             **openapi_paths.many_paths(_post, _get, ref),
             **openapi_paths.llama_cpp_paths(_post, _get, ref),

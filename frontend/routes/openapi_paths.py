@@ -1,20 +1,50 @@
-"""Describes the routes of other servers' APIs for /openapi.json: adapters, many models, llama.cpp, SGLang."""
+"""Describes the routes of other servers' APIs for /openapi.json: adapters, many models, llama.cpp, SGLang.
+
+The types of all request and response bodies follow at the end.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from frontend.api.anthropic import response_types as anthropic
+from frontend.api.anthropic.messages_request import MessageCountRequest, MessageRequest
 from frontend.api.llama_cpp import types as llama_cpp_types
-from frontend.api.llama_cpp.completion import LlamaCppCompletionRequest
-from frontend.api.llama_cpp.infill import InfillRequest
+from frontend.api.llama_cpp.completion import InfillRequest, LlamaCppCompletionRequest
 from frontend.api.llama_cpp.options import AdapterScale
 from frontend.api.llama_cpp.server import LlamaCppEmbeddingRequest
-from frontend.api.openai.chat_request import TemplateRequest
+from frontend.api.ollama import chat as ollama_chat
+from frontend.api.ollama import embed as ollama_embed
+from frontend.api.ollama import models as ollama_models
+from frontend.api.ollama import types as ollama
+from frontend.api.openai import response_types as openai
+from frontend.api.openai import responses_types as responses
+from frontend.api.openai.chat_request import ChatRequest, TemplateRequest
+from frontend.api.openai.completions import CompletionRequest
+from frontend.api.openai.responses_request import ResponseCountRequest, ResponseRequest
+from frontend.api.pooling import (
+    classify,
+    cohere,
+    decisions,
+    embeddings,
+    generative_scoring,
+    logprobs,
+    rerank,
+    systemone,
+    tei,
+)
+from frontend.api.pooling import fields as pooling
+from frontend.api.pooling import pooling as any_pooling
 from frontend.api.sglang import types as sglang_types
 from frontend.api.sglang.types import GenerateRequest
+from frontend.api.verification import Verification, VerifyRequest
+from frontend.observability.stats import Stats
+from frontend.routes import library, openapi_kept, tokenize
 from frontend.routes.library import ModelEvent
 from frontend.routes.lora import LoadAdapterRequest, UnloadAdapterRequest
 from frontend.routes.models import ModelRequest, Sleeping
 from frontend.routes.openapi_kept import refused
+from frontend.routes.tokenize import AnyTokenizeRequest, DetokenizeRequest
+from frontend.schema import responses as response_types
 from frontend.schema.base import RequestModel
 from frontend.schema.responses import Accepted
 
@@ -200,3 +230,110 @@ def sglang_paths(
         "/health_generate": ready,
         "/flush_cache": reset | {"get": reset["post"]},
     }
+
+
+# The types of all request and response bodies, by their names in the API description.
+
+REQUESTS: Mapping[str, type[RequestModel]] = {
+    "CompletionRequest": CompletionRequest,
+    "ChatCompletionRequest": ChatRequest,
+    "ResponseRequest": ResponseRequest,
+    "InputRequest": ResponseCountRequest,
+    "MessageRequest": MessageRequest,
+    "CountRequest": MessageCountRequest,
+    "EmbeddingRequest": embeddings.EmbeddingRequest,
+    "LogprobsRequest": logprobs.LogprobsRequest,
+    "ScoreRequest": rerank.ScoreRequest,
+    "RerankRequest": rerank.RerankRequest,
+    "PoolingRequest": any_pooling.PoolingRequest,
+    "ClassifyRequest": classify.ClassifyRequest,
+    "DecisionRequest": decisions.DecisionRequest,
+    "GenerativeScoringRequest": generative_scoring.GenerativeScoringRequest,
+    "SystemOneRequest": systemone.SystemOneRequest,
+    "TeiEmbedRequest": tei.TeiEmbedRequest,
+    "TeiSimilarityRequest": tei.TeiSimilarityRequest,
+    "TeiPredictRequest": tei.TeiPredictRequest,
+    "CohereEmbedRequest": cohere.CohereEmbedRequest,
+    "VerifyRequest": VerifyRequest,
+    "TokenizeRequest": AnyTokenizeRequest,
+    "DetokenizeRequest": DetokenizeRequest,
+    "OllamaChatRequest": ollama_chat.OllamaChatRequest,
+    "OllamaTextRequest": ollama_chat.OllamaTextRequest,
+    "EmbedRequest": ollama_embed.EmbedRequest,
+    "OneEmbeddingRequest": ollama_embed.OneEmbeddingRequest,
+    "ShowRequest": ollama_models.ShowRequest,
+    "PullRequest": library.PullRequest,
+    "CreateRequest": library.CreateRequest,
+    "CopyRequest": library.CopyRequest,
+    "DeleteRequest": library.DeleteRequest,
+    **openapi_kept.KEPT_REQUESTS,
+    **openapi_kept.BATCH_REQUESTS,
+    **LORA_REQUESTS,
+    **MANY_REQUESTS,
+    **LLAMA_CPP_REQUESTS,
+    **SGLANG_REQUESTS,
+}
+RESPONSES: Mapping[str, Any] = {
+    **openapi_kept.KEPT_RESPONSES,
+    **openapi_kept.BATCH_RESPONSES,
+    **MANY_RESPONSES,
+    "Completion": openai.Completion,
+    "CompletionChunk": openai.CompletionChunk,
+    "ChatCompletion": openai.ChatCompletion,
+    "ChatCompletionChunk": openai.ChatCompletionChunk,
+    "TokenEvent": openai.TokenEvent,
+    "DoneEvent": openai.DoneEvent,
+    "ErrorEvent": openai.ErrorEvent,
+    "OpenAIError": openai.OpenAIError,
+    "Response": responses.Response,
+    "ResponseEvent": responses.ResponseEvent,
+    "InputTokens": responses.InputTokens,
+    "Message": anthropic.Message,
+    "MessageEvent": anthropic.MessageEvent,
+    "InputTokenCount": anthropic.InputTokenCount,
+    "AnthropicError": anthropic.AnthropicError,
+    "Embeddings": pooling.Embeddings,
+    "ScoredTokensList": pooling.ScoredTokensList,
+    "Scores": pooling.Scores,
+    "Ranking": pooling.Ranking,
+    "PooledList": any_pooling.PooledList,
+    "Classification": classify.Classification,
+    "Decision": decisions.Decision,
+    "ItemScores": generative_scoring.ItemScores,
+    "StructuredDecision": systemone.StructuredDecision,
+    "TeiVectors": list[list[float]],
+    "TeiSimilarities": list[float],
+    "TeiPredictions": list[tei.Predicted | list[tei.Predicted]],
+    "TeiError": tei.TeiError,
+    "CohereEmbeddings": cohere.CohereEmbeddings,
+    "CohereEmbeddingsV1": cohere.CohereEmbeddingsV1,
+    "CohereError": cohere.CohereError,
+    "RankedTexts": list[pooling.RankedInput],
+    "RankingOrTexts": pooling.Ranking | list[pooling.RankedInput],
+    "OllamaChat": ollama.OllamaChat,
+    "OllamaText": ollama.OllamaText,
+    "OllamaEmbeddings": ollama.OllamaEmbeddings,
+    "OllamaEmbedding": ollama.OllamaEmbedding,
+    "OllamaModels": ollama.OllamaModels,
+    "OllamaProcesses": ollama.OllamaProcesses,
+    "OllamaShown": ollama.OllamaShown,
+    "OllamaProgress": library.OllamaProgress,
+    "OllamaVersion": ollama.OllamaVersion,
+    "OllamaError": ollama.OllamaError,
+    **LLAMA_CPP_RESPONSES,
+    **SGLANG_RESPONSES,
+    **tokenize.RESPONSES,
+    "Verification": Verification,
+    "Tokens": response_types.Tokens,
+    "Prompt": response_types.Prompt,
+    "TokenizerInfo": response_types.TokenizerInfo,
+    "Model": response_types.Model,
+    "ModelList": response_types.ModelList,
+    "Health": response_types.Health,
+    "Load": response_types.Load,
+    "Version": response_types.Version,
+    "PrefixCacheReset": response_types.PrefixCacheReset,
+    "Ready": response_types.Ready,
+    "NotReady": response_types.NotReady,
+    "Stats": Stats,
+}

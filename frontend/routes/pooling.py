@@ -17,12 +17,11 @@ from frontend.model_context import ModelContext, check_task
 from frontend.request import GenerationRequest
 from frontend.routes.generate import while_connected
 from frontend.schema.base import RequestModel
-from frontend.server.middleware import API_FORMAT, RECORD
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import API_FORMAT, RECORD, RequestRecord
 
 
 class PoolingFormat(Protocol):
-    """The interface of a module that implements one format."""
+    """The interface of a module that implements one format, and of the Format objects in a module with several."""
 
     NAME: str  # the format's name in logs and traces
     PREFIX: str  # the prefix of a response's id
@@ -43,24 +42,24 @@ POOLING_FORMATS: Modules[PoolingFormat] = Modules({
     "/pooling": "frontend.api.pooling.pooling",
     "/classify": "frontend.api.pooling.classify",
     "/v1/classify": "frontend.api.pooling.classify",
-    "/predict": "frontend.api.pooling.predict",
-    "/embed": "frontend.api.pooling.tei_embed",
-    "/similarity": "frontend.api.pooling.tei_similarity",
-    "/v1/embed": "frontend.api.pooling.cohere_v1",
-    "/v2/embed": "frontend.api.pooling.cohere",
+    "/predict": "frontend.api.pooling.tei:PREDICT",
+    "/embed": "frontend.api.pooling.tei:EMBED",
+    "/similarity": "frontend.api.pooling.tei:SIMILARITY",
+    "/v1/embed": "frontend.api.pooling.cohere:EMBED_V1",
+    "/v2/embed": "frontend.api.pooling.cohere:EMBED_V2",
     "/v1/logprobs": "frontend.api.pooling.logprobs",
     "/v1/systemone": "frontend.api.pooling.systemone",
     "/v1/decisions": "frontend.api.pooling.decisions",
     "/generative_scoring": "frontend.api.pooling.generative_scoring",
-    "/v1/score": "frontend.api.pooling.score",
-    "/score": "frontend.api.pooling.score",
-    "/v1/rerank": "frontend.api.pooling.rerank",
-    "/v2/rerank": "frontend.api.pooling.cohere_rerank",
-    "/rerank": "frontend.api.pooling.rerank",
-    "/v1/reranking": "frontend.api.pooling.rerank",
-    "/reranking": "frontend.api.pooling.rerank",
-    "/api/embed": "frontend.api.ollama.embed",
-    "/api/embeddings": "frontend.api.ollama.embeddings",
+    "/v1/score": "frontend.api.pooling.rerank:SCORE",
+    "/score": "frontend.api.pooling.rerank:SCORE",
+    "/v1/rerank": "frontend.api.pooling.rerank:RERANK",
+    "/v2/rerank": "frontend.api.pooling.rerank:COHERE_V2",
+    "/rerank": "frontend.api.pooling.rerank:RERANK",
+    "/v1/reranking": "frontend.api.pooling.rerank:RERANK",
+    "/reranking": "frontend.api.pooling.rerank:RERANK",
+    "/api/embed": "frontend.api.ollama.embed:EMBED",
+    "/api/embeddings": "frontend.api.ollama.embed:EMBEDDINGS",
     "/embedding": "frontend.api.llama_cpp.server",
     "/embeddings": "frontend.api.llama_cpp.server",
 })  # fmt: skip

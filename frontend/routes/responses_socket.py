@@ -22,6 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from frontend.api.openai import responses
 from frontend.app_state import AppState
 from frontend.errors import BadRequest, Overloaded, SluiceError, TooLarge
+from frontend.routes.kept import items_until, tenant_of
 from frontend.schema.base import to_json
 from frontend.server.bodies import Entry
 from frontend.server.http_protocol import SHUTDOWN, Upgrade
@@ -264,8 +265,6 @@ class _Session(Response):
             )  # fmt: skip
         if stores:
             return _Earlier(previous, None, asked_of_store=True)
-        from frontend.routes.kept import items_until, tenant_of
-
         items = await items_until(self._app.kept, previous, tenant_of(self._request))
         return _Earlier(previous, b",".join(map(msgspec.json.encode, items)))
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from frontend.api.formats import API_FORMATS
-from frontend.api.pooling import score
+from frontend.api.pooling import rerank
 from frontend.api.pooling.fields import PoolingFields
 from frontend.api.verification import VerifyRequest, read_claim
 from frontend.app_state import AppState, json_response
@@ -22,14 +22,13 @@ from frontend.model_context import check_task
 from frontend.routes.generate import generate, while_connected
 from frontend.routes.pooling import POOLING_FORMATS, pool
 from frontend.schema.base import RequestModel
-from frontend.server.middleware import RECORD
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RECORD, RequestRecord
 
 ROUTES = {  # field → the route that needs this field. The first of these fields that a body has decides.
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",
-    **dict.fromkeys(score.FIRST, "/v1/score"),
+    **dict.fromkeys(rerank.FIRST, "/v1/score"),
     "query": "/v1/rerank",
     "inputs": "/embed",
 }

@@ -38,7 +38,7 @@ from frontend.server.http_compat import (
     head_without_upgrade,
     offers_websocket,
 )
-from frontend.server.middleware import CLOSED, DIRECT, RECEIVED, UPGRADE
+from frontend.server.middleware import CLOSED, DIRECT, RECEIVED, UPGRADE, DirectWriter
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 
@@ -421,27 +421,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.abort)
-
-
-class DirectWriter:
-    """Writes to the socket without waiting or a task. It does the same as uvicorn's `send` with a chunked body."""
-
-    __slots__ = ("_cycle",)
-
-    def __init__(self, cycle: Any) -> None:
-        self._cycle = cycle
-
-    def ready(self) -> bool:
-        """Whether the client reads as fast as the server writes."""
-        cycle = self._cycle
-        return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
-
-    def write(self, body: bytes) -> None:
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-
-    def cut(self) -> None:
-        """Closes the connection in the middle of the response, so that no client takes what it has for the whole."""
-        self._cycle.transport.close()
 
 
 class Upgrade:

@@ -8,9 +8,10 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,10 +30,53 @@ from frontend.errors import (
     Overloaded,
     SluiceError,
 )
-from frontend.request import Notes, notes
+from frontend.generation.generation import Generation
+from frontend.generation.service import Windows
+from frontend.request import GenerationRequest, Notes, notes
 from frontend.server.access import KEYS, Admission, ApiKeys, Hosts, Origins
-from frontend.server.request_record import RequestRecord
 from frontend.turns import tenant
+
+# What is known of an HTTP request until it ends: the access log, metrics, traces and recordings are made of it.
+
+
+def ignore() -> None:
+    """Does nothing: the `release` of a record that keeps no body."""
+
+
+class RequestRecord:
+    """What is known of an HTTP request until it ends. The middleware creates the record, and the route adds to it."""
+
+    __slots__ = (
+        "admission", "answer", "api_format", "began_at", "body", "error", "fingerprint", "generation",
+        "generation_request", "method", "outcome", "path", "release", "request_id", "status", "tenant", "trace",
+    )  # fmt: skip
+
+    def __init__(self, request_id: str, method: str, path: str, trace: str) -> None:
+        self.began_at = time.perf_counter()
+        self.request_id = request_id
+        self.method = method
+        self.path = path[:256]
+        self.trace = trace  # the W3C traceparent header
+        self.tenant = ""  # the name of the request's API key
+        self.admission: Mapping[str, Any] = {}  # tenant and priority, as the request's headers say
+        self.status: int | None = None
+        self.outcome = ""  # how the request ended, if it has no generation
+        self.error: str | None = None
+        self.api_format: str | None = None
+        self.generation_request: GenerationRequest | None = None
+        self.generation: Generation | Windows | None = None
+        self.fingerprint = ""
+        self.body = b""  # the request's body; only with --record-text
+        self.answer: list[bytes] = []  # pieces of the response's body; only with --record-text
+        self.release: Callable[[], None] = ignore  # stops counting `body` when the request has ended
+
+    def failed(self, error: SluiceError) -> None:
+        self.error = error.code or error.kind
+        if isinstance(error, DeadlineExceeded):
+            self.outcome = "deadline"
+        else:
+            self.outcome = "refused" if error.status < 500 or isinstance(error, Overloaded) else "error"
+
 
 log = logging.getLogger("sluice.frontend")
 # Routes that show no data. Their hosts are not checked, because probes use addresses that no setting can list.
@@ -45,7 +89,7 @@ CLOSED = "sluice.closed"  # why the server cut the connection off, if it did
 RECORD = "sluice.record"  # the RequestRecord
 STREAMS = "sluice.streams"  # whether the body asks for a stream; the route adds it when the body is decoded
 RECEIVED = "sluice.received"  # another object whenever a long body has made progress, so that it may take its time
-DIRECT = "sluice.direct"  # an http_protocol.DirectWriter, if the server offers one
+DIRECT = "sluice.direct"  # a DirectWriter, if the server offers one
 UPGRADE = "sluice.upgrade"  # an http_protocol.Upgrade, if the client offers to go on as a WebSocket
 IGNORED_FIELDS = "sluice.ignored_fields"  # the names of unknown fields that were ignored, if any
 FINGERPRINT = "sluice.fingerprint"  # the fingerprint of the server that computes the answer, once it is known
@@ -215,3 +259,24 @@ def _request_id(headers: Headers) -> str:
     """Returns the client's id if it is valid, and else a new one."""
     client_id = headers.get("x-request-id", "")
     return client_id if _VALID_ID.fullmatch(client_id) else f"req_{secrets.token_hex(12)}"
+
+
+class DirectWriter:
+    """Writes to the socket without waiting or a task. It does the same as uvicorn's `send` with a chunked body."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+
+    def ready(self) -> bool:
+        """Whether the client reads as fast as the server writes."""
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
+
+    def write(self, body: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+    def cut(self) -> None:
+        """Closes the connection in the middle of the response, so that no client takes what it has for the whole."""
+        self._cycle.transport.close()

@@ -18,7 +18,7 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from frontend.request import Delta
-from frontend.server.http_protocol import DirectWriter
+from frontend.server.middleware import DirectWriter
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,15 @@ from frontend.structured_output.keywords import (
     NUMBERS,
     OBJECTS,
     TYPES,
+    Path,
+    References,
     may_close,
     stays_open,
     types_of,
 )
 from frontend.structured_output.logic import Logic
 from frontend.structured_output.patterns import Unsupported, translated
-from frontend.structured_output.productive import Productive
-from frontend.structured_output.references import Path, References
+from frontend.structured_output.productive_rules import Productive
 
 MAX_DEPTH = 100  # how deeply a schema may be nested
 MAX_COUNT = 1 << 31  # a larger count is beyond any answer

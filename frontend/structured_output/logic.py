@@ -10,12 +10,12 @@ from frontend.structured_output.keywords import (
     OBJECTS,
     STRINGS,
     TYPES,
+    Path,
     equal,
     may_close,
     types_of,
 )
 from frontend.structured_output.patterns import ANYTHING, Unsupported, translated, words_unlike
-from frontend.structured_output.references import Path
 
 if TYPE_CHECKING:
     from frontend.structured_output.json_schema import Node, Reader, Schema

@@ -7,15 +7,17 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from frontend.text.chat_template import given_template
-from frontend.text.image_format import ImageFormat, read_image_format
 from shared.checkpoint import Task, TaskError, read_task
+
+if TYPE_CHECKING:
+    from frontend.text.image_format import ImageFormat
 
 log = logging.getLogger("sluice.frontend")
 
@@ -51,7 +53,7 @@ class TokenizerFiles:
     eos_ids: tuple[int, ...]
     generation: Settings  # the content of generation_config.json
     task: Task
-    image_format: ImageFormat | None = None
+    image_format: "ImageFormat | None" = None
 
     @classmethod
     def read(cls, folder: Path, template: str = "", task: str = "auto") -> Self:
@@ -79,8 +81,11 @@ class TokenizerFiles:
         templates = given_template(Path(template)) if template else chat_templates(folder, config)
         check_vocabulary(engine, (text_model or model).get("vocab_size"), templates, folder)
         served = _task(folder, task)
-        sees = model.get("vision_config") and served.name == "generate"
-        image_format = read_image_format(folder, model, names) if sees else None
+        image_format = None
+        if model.get("vision_config") and served.name == "generate":
+            from frontend.text.image_format import read_image_format
+
+            image_format = read_image_format(folder, model, names)
         return cls(folder, data, engine, decoding, templates, names, eos_ids, generation, served, image_format)
 
 

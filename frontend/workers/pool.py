@@ -28,6 +28,7 @@ from frontend.workers.stream import Stream
 from shared import messages as m
 from shared.address import Address
 from shared.config.settings import WireConfig
+from shared.images import with_digests
 from shared.messages import PromptImage
 from shared.wire import pack_u32
 
@@ -429,8 +430,6 @@ def _keyed(submit: m.Submit) -> bytes:
     """Returns the packed ids of a prompt, with the digests of its images in the place of their tokens."""
     if submit.images is None:
         return submit.prompt
-    from shared.images import with_digests
-
     return with_digests(submit.prompt, submit.images)
 
 

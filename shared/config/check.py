@@ -260,7 +260,7 @@ def _kv_events(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
 def _roles(settings: Settings, explicit: Collection[str]) -> dict[str, Any]:
     """Checks that workers with roles can hand prompts over, and has them take these from the store in any case.
 
-    The folder that the launcher makes for --prefill-workers is named later (deploy/launcher/store_dir.py).
+    The folder that the launcher makes for --prefill-workers is named later (deploy/launcher/run_dir.py).
     """
     worker, launch = settings.worker, settings.launch
     if not launch.prefill_workers and worker.role == "both":

@@ -8,11 +8,11 @@ from typing import Any
 
 from gguf import PoolingType
 
-from shared.gguf import config_dense, config_encoder, config_latent, config_moe
+from shared.gguf import config_dense, config_encoder, config_moe
 from shared.gguf.config_values import Config, Hyperparameters
 from shared.gguf.container import Container
-from shared.gguf.index import Entry
 from shared.gguf.naming import NUMBERS, GgufError
+from shared.gguf.translated import Entry
 
 
 def config_of(container: Container) -> Config:
@@ -134,9 +134,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": Architecture("olmoe", "OlmoeForCausalLM", config_moe.olmoe),
     "glm4": Architecture("glm4", "Glm4ForCausalLM", config_dense.glm4),
     "glm4moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", config_moe.glm4_moe),
-    "deepseek2": Architecture(
-        "deepseek_v2", "DeepseekV2ForCausalLM", config_latent.deepseek2, config_latent.latent_sizes
-    ),
+    "deepseek2": Architecture("deepseek_v2", "DeepseekV2ForCausalLM", config_moe.deepseek2, config_moe.latent_sizes),
     "granite": Architecture("granite", "GraniteForCausalLM", config_dense.granite),
     "granitemoe": Architecture("granitemoe", "GraniteMoeForCausalLM", config_moe.granite_moe),
     "granitehybrid": Architecture(

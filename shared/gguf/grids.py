@@ -5,8 +5,6 @@ A grid has entries of four or eight numbers. A block of such a format has indice
 
 from functools import cache
 
-import gguf.quants
-
 
 @cache
 def grid(type: str) -> tuple[int, bytes]:
@@ -15,6 +13,8 @@ def grid(type: str) -> tuple[int, bytes]:
     type: the name of a block format with a grid, for example IQ2_XS
     A number is one byte: its index among the different numbers of the grid, which are in ascending order.
     """
+    import gguf.quants
+
     declared = getattr(gguf.quants, type)
     width, bits = declared.grid_shape[1], 2 if len(declared.grid_map) <= 4 else 4
     packed, mask = bytes.fromhex(declared.grid_hex.decode()), (1 << bits) - 1

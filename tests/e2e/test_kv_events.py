@@ -12,7 +12,7 @@ import zmq
 from tests.checkpoints import Checkpoints
 from tests.e2e.server import free_port, serving
 from tests.patience import PATIENCE_S
-from worker.engine.kv_event_publisher import END
+from worker.engine.kv_events import END
 
 PROMPT = list(range(10, 74))
 CLEARED = {"type": "AllBlocksCleared"}

@@ -20,10 +20,9 @@ from shared.config.settings import WireConfig
 from shared.messages import Limits, Outcome, Role, Sampling, Status, WorkerState
 from tests.patience import PATIENCE_S
 from worker.engine.loop import Loop
-from worker.engine.metrics import Metrics
+from worker.engine.metrics import Metrics, Stats
 from worker.engine.prefix_report import PrefixReport
 from worker.engine.requests import RequestTable
-from worker.engine.stats import Stats
 from worker.engine.transport import Identity, WireServer
 from worker.kv_cache.pages import PagePool
 from worker.model_runner.step import StepOutput

@@ -37,8 +37,7 @@ from worker.model_runner.runner import Runner
 from worker.model_runner.sampler import sample_rows
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
-from worker.models.forward_inputs import ForwardInputs
-from worker.models.interface import Forward
+from worker.models.forward_inputs import Forward, ForwardInputs
 from worker.scheduler.host_budget import host_work
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler

@@ -41,7 +41,7 @@ from tests.worker.model_runner.harness import (
 from tests.worker.models.expert_checkpoints import in_mxfp4
 from tests.worker.models.quantized_checkpoints import FORMATS, rewrite
 from tests.worker.ops.harness.cpu_tiers import HERE, MOST, tier  # noqa: F401
-from worker.kv_cache import window
+from worker.kv_cache import pages as pages_module
 from worker.models.decoder import Decoder
 from worker.ops import native as c_library
 from worker.ops.native_build import TIERS
@@ -72,7 +72,7 @@ BELOW += [("avx2", torch.float32)] if TIERS.index("avx2") < MOST else []
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the block in which kernels read keys to one position, so that short sequences return pages, too."""
-    monkeypatch.setattr(window, "KEY_BLOCK", 1)
+    monkeypatch.setattr(pages_module, "KEY_BLOCK", 1)
 
 
 THOROUGH = ("llama", "gemma3", "qwen3_5")  # full attention, windows and recurrent states; tested in bf16 in every mode

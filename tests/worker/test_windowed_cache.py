@@ -11,7 +11,7 @@ from tests.worker.models.harness import prompts_of
 from tests.worker.scheduler.harness import commit
 from worker.engine.build import Engine, load_engine
 from worker.engine.status import StatusReporter
-from worker.kv_cache.window import chunk_pages, window_pages
+from worker.kv_cache.pages import chunk_pages, window_pages
 from worker.scheduler.sequence import Sequence
 
 PAGE, CHUNK = 16, 64

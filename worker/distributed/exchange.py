@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,10 @@ from torch import Tensor
 from worker.distributed.checks import RankDiffers, checksum, differing
 from worker.distributed.lora import with_adapters
 from worker.distributed.messages import CPU, IN_C
-from worker.distributed.nccl import exchange_on
+from worker.distributed.nccl import ShardGroup, exchange_on
 from worker.distributed.pipeline import AllHeads, RankDecoder, Ring, StageDecoder
 from worker.kv_cache.tensors import KVCache
+from worker.lora.ops import AdapterRows
 from worker.models.cpu_decoder import CpuDecoder, fastest_decoder
 from worker.models.decoder import Decoder
 from worker.models.forward_inputs import ForwardInputs
@@ -25,11 +26,6 @@ from worker.operations import FAST
 from worker.ops.exchange import RanksC
 from worker.ops.linear import linear
 from worker.ops.linear.packed import PackedLinear
-
-if TYPE_CHECKING:
-    from worker.distributed.nccl import ShardGroup
-    from worker.lora.ops import AdapterRows
-
 
 # The decoder of one rank. It has a part of the model, and computes each step together with the other ranks.
 

@@ -44,9 +44,8 @@ from worker.distributed.messages import (
     send,
 )
 from worker.distributed.nccl import exchange_on
-from worker.distributed.pipeline import RankDecoder, ReturnedRows, StagedModel
+from worker.distributed.pipeline import RankDecoder, ReturnedRows, StagedModel, make_loads, map_loads, own_loads
 from worker.distributed.rendezvous import Gathered
-from worker.distributed.stage_outputs import make_loads, map_loads, own_loads
 from worker.kv_cache.sizing import PoolSize
 from worker.kv_cache.tensors import KVCache
 from worker.lora.ops import AdapterRows

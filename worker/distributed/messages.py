@@ -39,7 +39,7 @@ class Beginning(msgspec.Struct, frozen=True):
     memory: bytes of the memory that all ranks of a stage share; on GPUs, the ranks find each other in this memory
     rows: the file descriptors of the connections to ranks of other stages, by rank
     exchange: how ranks exchange columns: IN_C, or ON_GPUS
-    loads: the file descriptor of the counts of experts (stage_outputs.py); -1 without them
+    loads: the file descriptor of the counts of experts (pipeline.py); -1 without them
     """
 
     model: ModelConfig

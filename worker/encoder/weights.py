@@ -26,8 +26,7 @@ from worker.checkpoint.stored_weight import (
     check_finite,
     check_tensors,
 )
-from worker.encoder.families import ENCODERS, Names
-from worker.encoder.spec import DenseSpec, EncoderSpec, HeadSpec
+from worker.encoder.families import ENCODERS, DenseSpec, EncoderSpec, HeadSpec, Names
 from worker.kv_cache.sizing import WeightsSize
 from worker.models.decoder import Layer
 from worker.models.layer_kinds import norm_weights

@@ -20,20 +20,16 @@ from shared.hf_hub import Progress
 from shared.messages import Limits
 from worker.checkpoint.checkpoint import read_config, stored_bytes
 from worker.device import pick_device
-from worker.engine.drafter import FoundDrafter, Served, load_with_drafter
-from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_folder, read_model
+from worker.engine.load_model import LoadedModel, explain_out_of_memory, find_folder, load_model, read_model
 from worker.engine.metrics import ExpertLoads
 from worker.engine.numerics import Formats, dtype_name, fingerprint, kernels_name, numerics_of, warn_about_cpu
-from worker.kv_cache.memory import GpuMemoryReader
 from worker.kv_cache.pages import PagePool
-from worker.kv_cache.sizing import GIB, PoolSize, configured_budget, longest_sequence, size_pool
+from worker.kv_cache.sizing import GIB, GpuMemoryReader, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.kv_cache.tensors import KVCache
-from worker.model_runner.check_bits import keeps_bits, with_cublas_where_equal, with_sound_options
-from worker.model_runner.check_kernels import choose_operations
 from worker.model_runner.runner import Runner
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder, Weights
-from worker.models.interface import Model
+from worker.models.forward_inputs import Model
 from worker.operations import TORCH
 from worker.ops import native as c_library
 from worker.ops.native import huge_pages
@@ -45,6 +41,7 @@ from worker.structured_output.compiler import GrammarCompiler
 if TYPE_CHECKING:  # features, which are imported at run time only when needed
     from worker.distributed.lora import AdaptersOfRanks
     from worker.distributed.rendezvous import Hosts
+    from worker.engine.drafter import FoundDrafter
     from worker.vision.vision import Tower, Vision
 
 log = logging.getLogger("sluice.load")
@@ -113,7 +110,12 @@ def load_engine(
         return load_encoder_engine(folder, model, worker, on_progress)
     files = read_model(folder, model, worker, device)
     compiler = GrammarCompiler(files.folder, files.spec.vocab_size, files.spec.eos_ids)
-    loaded, drafter = load_with_drafter(files, model, worker, on_progress, hosts)
+    if worker.speculation == "auto" or worker.speculative_config:
+        from worker.engine.drafter import load_with_drafter
+
+        loaded, drafter = load_with_drafter(files, model, worker, on_progress, hosts)
+    else:
+        loaded, drafter = load_model(files, model, worker, on_progress, 0, hosts), None
     return build_engine(loaded, compiler, model, worker, partial(on_progress, 1, 1), drafter)
 
 
@@ -131,7 +133,7 @@ def build_engine(
     model: ModelConfig,
     worker: WorkerConfig,
     on_progress: Callable[[], None],
-    drafter: FoundDrafter | None = None,
+    drafter: "FoundDrafter | None" = None,
 ) -> Engine:
     """Builds the engine around a loaded model: pools, cache, runner, scheduler.
 
@@ -152,7 +154,7 @@ def build_engine(
     scheduler = Scheduler(config, pools, slots)
     runner = _runner_for(decoder, cache, loaded, worker, size, vision, on_progress)
     if drafter is not None and scheduler.speculation is not None:  # before the capture, as graphs keep hidden states
-        scheduler.speculation.proposer = drafter.load(Served(runner, loaded.weights, size, worker))
+        scheduler.speculation.proposer = drafter.load_for(runner, loaded.weights, size, worker)
         scheduler.speculation.proposer.capture_graphs(on_progress)
     runner.capture_graphs(on_progress)
     kernels = kernels_name(decoder, formats.dtype)
@@ -197,7 +199,7 @@ def _fit_into_memory(
     model: ModelConfig,
     worker: WorkerConfig,
     on_progress: Callable[[], None],
-    drafter: FoundDrafter | None,
+    drafter: "FoundDrafter | None",
 ) -> tuple[Decoder, KVCache, PoolSize, bool]:
     """Returns a decoder, its cache, the sizes of the pools, and whether bits are batch-invariant on this device."""
     formats, weights = loaded.files.formats, loaded.weights
@@ -218,7 +220,7 @@ def _fit(
     model: ModelConfig,
     worker: WorkerConfig,
     on_progress: Callable[[], None],
-    drafter: FoundDrafter | None,
+    drafter: "FoundDrafter | None",
 ) -> tuple[Decoder, PoolSize, bool]:
     """Returns a decoder, the sizes of the pools, and whether bits are batch-invariant. For a model in one process."""
     formats, gpu, invariant = loaded.files.formats, loaded.gpu, worker.batch_invariant
@@ -226,6 +228,8 @@ def _fit(
         loaded.files.spec, loaded.weights, formats.kv_dtype, model, worker, gpu, on_progress, drafter=drafter
     )
     if gpu is not None:  # this check must run before the cache takes the memory
+        from worker.model_runner.check_bits import keeps_bits
+
         invariant = keeps_bits(decoder, worker, size.max_seq_len, gpu.name)
     return decoder, size, invariant
 
@@ -372,7 +376,7 @@ def size_pool_and_decoder(
     worker: WorkerConfig,
     gpu: GpuMemoryReader | None,
     on_progress: Callable[[], None],
-    drafter: FoundDrafter | None = None,
+    drafter: "FoundDrafter | None" = None,
 ) -> tuple[PoolSize, Decoder]:
     """Returns the sizes of the K/V pools, and a decoder for the longest sequences that the pools can hold.
 
@@ -385,11 +389,11 @@ def size_pool_and_decoder(
         size = size_pool(spec, kv_dtype, device, configured_budget(worker), model, worker, weights.embed.dtype)
         warn_if_capped(size, worker)
         return size, Decoder(spec, weights, size.max_seq_len)
+    from worker.model_runner.check_bits import checked_on_gpu
+
     log.info("preparing kernels for %s", gpu.name)
     length = longest_sequence(spec, model, worker)
-    decoder = with_sound_options(Decoder(spec, weights, length), worker, length)
-    decoder = with_cublas_where_equal(decoder, worker)
-    decoder, measured = choose_operations(decoder, worker, length, gpu, on_progress)
+    decoder, measured = checked_on_gpu(Decoder(spec, weights, length), worker, length, gpu, on_progress)
     measured = measured if drafter is None else drafter.leaves(measured)
     budget = configured_budget(worker) if worker.kv_cache_gb else measured
     size = size_pool(spec, kv_dtype, device, budget, model, worker, weights.embed.dtype)

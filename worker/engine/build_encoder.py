@@ -26,15 +26,12 @@ from shared.machine import memory
 from shared.messages import Limits
 from worker.checkpoint.checkpoint import CheckpointError, read_config, weight_files
 from worker.checkpoint.content_hash import ContentHashes
-from worker.encoder.encoder import Encoder
-from worker.encoder.families import encoder_spec
-from worker.encoder.runner import EncoderRunner
-from worker.encoder.spec import EncoderSpec
+from worker.encoder.encoder import Encoder, EncoderRunner
+from worker.encoder.families import EncoderSpec, encoder_spec
 from worker.encoder.weights import load_encoder
 from worker.engine.build import Engine
 from worker.engine.numerics import ARITHMETIC_VERSION, Formats, choose_formats, dtype_name, numerics_of
-from worker.kv_cache.memory import check_host_memory
-from worker.kv_cache.sizing import PoolSize
+from worker.kv_cache.sizing import PoolSize, check_host_memory
 from worker.kv_cache.tensors import CacheGroup
 from worker.model_runner.runner import Runner
 from worker.ops import native as c_library

@@ -48,6 +48,10 @@ class FoundDrafter:
     load: "Callable[[Served], Proposer]"
     optional: bool = False
 
+    def load_for(self, runner: Runner, weights: Weights, size: PoolSize, worker: WorkerConfig) -> Proposer:
+        """Loads it for a served model with these weights and K/V pools. The runner's graphs are not captured yet."""
+        return self.load(Served(runner, weights, size, worker))
+
     def leaves(self, budget: PoolBudget) -> PoolBudget:
         """Returns what the drafter leaves of a GPU's memory for the served model's K/V. Its weights are not loaded."""
         from worker.spec_decode.model_drafter import POOL_SHARE

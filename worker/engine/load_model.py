@@ -25,13 +25,19 @@ from shared.machine import memory
 from worker.checkpoint.checkpoint import CheckpointError, read_config, resolve, tokenizer_ends, weight_files
 from worker.checkpoint.content_hash import ContentHashes
 from worker.engine.numerics import Formats, choose_formats, dtype_name, numerics_of
-from worker.kv_cache.memory import GpuMemoryReader, check_host_memory, check_host_of_several
-from worker.kv_cache.sizing import WeightsSize, configured_budget, longest_sequence, size_pool
+from worker.kv_cache.sizing import (
+    GpuMemoryReader,
+    WeightsSize,
+    check_host_memory,
+    check_host_of_several,
+    configured_budget,
+    longest_sequence,
+    size_pool,
+)
 from worker.models.config import spec_from_config
 from worker.models.decoder import Decoder, Weights
 from worker.models.load import Loader, load, open_source
 from worker.models.sharding import CannotShare, Part
-from worker.models.weights_cache import WeightsCache
 from worker.ops import native as c_library
 from worker.ops.native import wait_for_library
 from worker.spec import ModelSpec
@@ -357,6 +363,8 @@ def through_cache(
     """Returns the weights from --weights-cache, or else from `read`; and a function as load_weights does."""
     if not worker.weights_cache or not c_library.available(formats.dtype):  # only the C library packs weights
         return read(), _keep_nothing
+    from worker.models.weights_cache import WeightsCache
+
     cache = WeightsCache.of(Path(worker.weights_cache), folder, formats.dtype, formats.memory, part)
     if (found := cache.read(on_progress)) is not None:
         return found, _keep_nothing

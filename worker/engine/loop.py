@@ -23,9 +23,8 @@ from collections.abc import Callable
 import torch
 
 from shared import messages as m
-from worker.engine.metrics import Metrics
+from worker.engine.metrics import Metrics, Stats
 from worker.engine.requests import RequestTable
-from worker.engine.stats import Stats
 from worker.engine.transport import WireServer
 from worker.model_runner.step import AnyStep, StepOutput, StepRunner
 from worker.scheduler.scheduler import Scheduler

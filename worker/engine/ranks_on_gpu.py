@@ -14,8 +14,7 @@ from worker.distributed.messages import Free
 from worker.distributed.nccl import rehearsing
 from worker.engine.load_model import LoadedModel, ModelFiles
 from worker.engine.numerics import kernels_name
-from worker.kv_cache.memory import GpuMemoryReader
-from worker.kv_cache.sizing import PoolBudget, PoolSize, configured_budget, longest_sequence, size_pool
+from worker.kv_cache.sizing import GpuMemoryReader, PoolBudget, PoolSize, configured_budget, longest_sequence, size_pool
 from worker.model_runner.check_bits import keeps_bits
 from worker.model_runner.check_kernels import choose_operations
 from worker.models.decoder import Decoder, Weights

@@ -21,8 +21,7 @@ from shared.messages import Submit
 from shared.messages.requests import ids_in_lists
 from shared.wire import unpack_u32
 from worker.engine.crash_journal import CrashJournal
-from worker.engine.metrics import SUCCESSES, Metrics
-from worker.engine.stats import Stats
+from worker.engine.metrics import SUCCESSES, Metrics, Stats
 from worker.engine.step_message import StepBuilder
 from worker.engine.transport import FrontendGone, WireServer
 from worker.engine.validation import FEW_LIST_IDS, check_lists, check_submit, no_images

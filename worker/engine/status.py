@@ -10,8 +10,7 @@ from shared.config.settings import Settings
 from shared.heartbeat import Heartbeat
 from shared.messages import KVStoreTier, KVUsage, Role, Status, WorkerState, by_kind
 from worker.engine.build import Engine
-from worker.engine.metrics import Metrics
-from worker.engine.stats import Stats
+from worker.engine.metrics import Metrics, Stats
 from worker.scheduler.state import SchedulerStatus
 
 if TYPE_CHECKING:  # a feature, which is imported at run time only when needed

@@ -21,10 +21,10 @@ from math import inf
 import torch
 from torch import Tensor
 
+from worker.kv_cache.pages import first_kept
 from worker.kv_cache.store_file import Head, packed_head
 from worker.kv_cache.store_pages import HostBytes, StoredPages
 from worker.kv_cache.store_tier import PAGES, ROOM, STATE, TOKEN_BYTES, Tier
-from worker.kv_cache.window import first_kept
 
 log = logging.getLogger("sluice.kv_store")
 

@@ -20,12 +20,19 @@ from torch import Tensor
 from shared.config.declaration import words
 from shared.config.worker import WorkerConfig
 from shared.messages import Sampling
-from worker.kv_cache.sizing import page_size
+from worker.kv_cache.sizing import PoolBudget, page_size
 from worker.kv_cache.tensors import KVCache, kv_format
-from worker.model_runner.check_kernels import advance, cache_for, first_layers, sequences_of, summary
+from worker.model_runner.check_kernels import (
+    advance,
+    cache_for,
+    choose_operations,
+    first_layers,
+    sequences_of,
+    summary,
+)
 from worker.model_runner.cuda_graph_capture import Capture, EagerGraph, cuda_capture
 from worker.model_runner.inputs import build_inputs, to_device
-from worker.model_runner.warmup import GREEDY, StepLimits
+from worker.model_runner.warmup import GREEDY, MemoryGauge, StepLimits
 from worker.models.decoder import Decoder, Weights
 from worker.models.forward_inputs import ForwardInputs
 from worker.operations import TORCH, Operations, with_options
@@ -52,6 +59,19 @@ REPLAYS = 20  # replays of each step
 Steps = tuple[tuple[tuple[int, ...], int], ...]
 STEPS: Steps = (((700,), 1), ((700, 3, 300, 64), 1), ((64, 700, 3), 40))
 LONG_PROMPT: Steps = (((300,), 2048),)  # enough rows that the kernel for prefill attention computes them
+
+
+def checked_on_gpu(
+    decoder: Decoder, worker: WorkerConfig, length: int, gpu: MemoryGauge, on_progress: Callable[[], None]
+) -> tuple[Decoder, PoolBudget]:
+    """Returns the decoder with the fastest operations that are right on this GPU, and the memory that is left for the
+    K/V pool.
+
+    length: tokens of the longest sequence. Raises torch.OutOfMemoryError, or DeviceBroken if a kernel has left the
+    device unusable.
+    """
+    decoder = with_cublas_where_equal(with_sound_options(decoder, worker, length), worker)
+    return choose_operations(decoder, worker, length, gpu, on_progress)
 
 
 def with_sound_options(decoder: Decoder, worker: WorkerConfig, length: int) -> Decoder:

@@ -26,8 +26,7 @@ from worker.lora.triton import PART_FIELDS, ROW_FIELDS, TILE_ROWS, AdapterTiles,
 from worker.model_runner.cuda_graph_inputs import Blocks, Columns, Shape, Shapes, block_bytes, views_of
 from worker.model_runner.inputs import BatchMetadata, to_device
 from worker.model_runner.runner import operations_of
-from worker.models.forward_inputs import ForwardInputs
-from worker.models.interface import Model
+from worker.models.forward_inputs import ForwardInputs, Model
 from worker.operations import Operations
 from worker.ops.linear.packed import PackedLinear
 from worker.scheduler.sequence import Chunk

@@ -22,30 +22,49 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from shared.messages import Sampling
+from worker.kv_cache.tensors import KVCache
 from worker.model_runner.cuda_graph_capture import (
     AdaptedForwards,
     Capture,
     Captured,
+    EagerGraph,
     Forward,
     GraphAdapters,
     PlainSampling,
     StaticForward,
     StaticMemory,
+    cuda_capture,
     with_adapters,
 )
 from worker.model_runner.cuda_graph_inputs import Blocks, DevicePageTables, Shape, Shapes, inputs_bytes
 from worker.model_runner.inputs import build_inputs, dummy_sequence, lay_out_decodes, pending_tokens, prepare_batch
 from worker.model_runner.sampler import is_plain
 from worker.model_runner.step import InFlightStep
+from worker.models.forward_inputs import Model
 from worker.scheduler.sequence import AdapterUse, Chunk, Plan, Row, has_adapters
 
 log = logging.getLogger("sluice.graphs")
 LEAST_FREE = 256 << 20  # bytes; with less free memory, no more graphs are captured before serving
+
+
+def step_graphs(
+    model: Model, cache: KVCache, forward: Forward, make_adapters: Callable[[Shapes], GraphAdapters], *,
+    max_batch_size: int, max_step_tokens: int, mrope: bool, batch_invariant: bool,
+) -> "StepGraphs":  # fmt: skip
+    """Returns the graphs of a runner. On the CPU, a replay computes the step again. The rest: see StepGraphs."""
+    shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
+    return StepGraphs(
+        forward, cuda_capture() if cache.device.type == "cuda" else EagerGraph, model.operations.sample_plain,
+        shapes=shapes, vocab_size=model.spec.vocab_size, page_size=cache.page_size, groups=len(cache.groups),
+        recurrent=bool(cache.states), mrope=mrope, batch_invariant=batch_invariant, device=cache.device,
+        count_replayed=model.count_replayed, make_adapters=partial(make_adapters, shapes),
+    )  # fmt: skip
 
 
 class StepGraphs:

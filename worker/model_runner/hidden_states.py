@@ -18,8 +18,7 @@ from torch import Tensor
 
 from worker.kv_cache.tensors import KVCache
 from worker.model_runner.inputs import prepare_batch, to_device
-from worker.models.forward_inputs import ForwardInputs
-from worker.models.interface import Forward
+from worker.models.forward_inputs import Forward, ForwardInputs
 from worker.scheduler.sequence import Chunk, Plan, Sequence
 
 CONTEXT = 256  # how many of the last tokens' hidden states are kept; the head does not read the start of long prompts

@@ -16,9 +16,6 @@ from torch import Tensor
 
 from shared.messages import Sampling
 from worker.kv_cache.tensors import KVCache
-from worker.model_runner.cuda_graph_capture import EagerGraph, cuda_capture
-from worker.model_runner.cuda_graph_inputs import Shapes
-from worker.model_runner.cuda_graphs import StepGraphs
 from worker.model_runner.inputs import LogitsUse, build_inputs, dummy_sequence, pending_tokens, prepare_batch, to_device
 from worker.model_runner.sampler import check_drawn, is_plain, sample_rows
 from worker.model_runner.step import (
@@ -30,14 +27,15 @@ from worker.model_runner.step import (
     UnfinishedStep,
     no_rows,
 )
-from worker.models.forward_inputs import ForwardInputs
-from worker.models.interface import Forward, Model, Pipeline
+from worker.models.forward_inputs import Forward, ForwardInputs, Model, Pipeline
 from worker.operations import Operations
 from worker.scheduler.sequence import NO_ID, Chunk, Plan, Row, has_adapters
 from worker.spec import ModelSpec
 
 if TYPE_CHECKING:
     from worker.model_runner.cuda_graph_adapters import GraphAdapters
+    from worker.model_runner.cuda_graph_inputs import Shapes
+    from worker.model_runner.cuda_graphs import StepGraphs
     from worker.model_runner.grammar_mask import GrammarMask
     from worker.model_runner.hidden_states import Reader
     from worker.vision.vision import Vision
@@ -87,23 +85,20 @@ class Runner:
         self._grammar_mask: GrammarMask | None = None  # made when it is first needed
         self._overlap = overlap
         self._rows_done = 0  # rows with chains of samplers, and parts of checked answers, in all steps
-        shapes = Shapes(max_batch_size, max_step_tokens, model.max_positions)
-        self._graphs = self._step_graphs(shapes, max_loras, batch_invariant=batch_invariant) if graphs else None
+        self._graphs: StepGraphs | None = None
+        if graphs:
+            from worker.model_runner.cuda_graphs import step_graphs
 
-    def _step_graphs(self, shapes: Shapes, max_loras: int, *, batch_invariant: bool) -> StepGraphs:
-        def make_adapters() -> "GraphAdapters":
-            from worker.model_runner.cuda_graph_adapters import GraphAdapters
+            self._graphs = step_graphs(
+                model, cache, self._forward, partial(self._graph_adapters, max_loras), max_batch_size=max_batch_size,
+                max_step_tokens=max_step_tokens, mrope=vision is not None and vision.components is not None,
+                batch_invariant=batch_invariant,
+            )  # fmt: skip
 
-            return GraphAdapters(self._model, self._cache, shapes, max_loras, self._captured)
+    def _graph_adapters(self, max_loras: int, shapes: "Shapes") -> "GraphAdapters":
+        from worker.model_runner.cuda_graph_adapters import GraphAdapters
 
-        return StepGraphs(
-            self._forward, cuda_capture() if self._device.type == "cuda" else EagerGraph,
-            self._model.operations.sample_plain, shapes=shapes, vocab_size=self._model.spec.vocab_size,
-            page_size=self._cache.page_size, groups=len(self._cache.groups), recurrent=bool(self._cache.states),
-            mrope=self.vision is not None and self.vision.components is not None,
-            batch_invariant=batch_invariant, device=self._device, count_replayed=self._model.count_replayed,
-            make_adapters=make_adapters,
-        )  # fmt: skip
+        return GraphAdapters(self._model, self._cache, shapes, max_loras, self._captured)
 
     @torch.inference_mode()
     def capture_graphs(self, on_progress: Callable[[], None]) -> None:
@@ -366,6 +361,6 @@ def inputs_for(inputs: ForwardInputs, plan: Plan, vision: "Vision | None") -> Fo
     """Returns the inputs of a step, with the vectors of its images. Encodes images that are not encoded yet."""
     if vision is None or not has_images(plan):  # without a tower, no sequence with images is admitted
         return inputs
-    from worker.vision.step import with_image_embeddings
+    from worker.vision.vision import with_image_embeddings
 
     return with_image_embeddings(inputs, plan.chunks, vision)

@@ -75,7 +75,7 @@ class InFlightStep:
 @dataclass(frozen=True, slots=True)
 class UnfinishedStep:
     """A step in flight whose last part, from the LM head on, is computed when it is read: see Pipeline in
-    worker/models/interface.py.
+    worker/models/forward_inputs.py.
 
     finish: computes this part. It reads the sequences of the step, which must be as they were at the launch.
     """
@@ -109,7 +109,7 @@ AnyStep = InFlightStep | UnfinishedStep | ComputedStep
 
 
 class StepRunner(Protocol):
-    """Launches steps; worker/model_runner/runner.py and worker/encoder/runner.py."""
+    """Launches steps; worker/model_runner/runner.py and worker/encoder/encoder.py."""
 
     @property
     def cuts_prompts(self) -> bool:

@@ -153,7 +153,7 @@ def warm_up(runner: PlanRunner, plans: Iterable[Plan], on_progress: Callable[[],
 
 
 class MemoryGauge(Protocol):
-    """Measures the memory of a device; see worker/kv_cache/memory.py."""
+    """Measures the memory of a device; see worker/kv_cache/sizing.py."""
 
     def read(self) -> GpuMemory: ...
     def start_measurement(self) -> None: ...

@@ -30,7 +30,7 @@ from worker.ops.linear.native import CpuWeight
 from worker.ops.moe.native import CExperts, CpuExperts, ExpertsStruct, scratch_bytes
 from worker.ops.native import huge_pages, kernels, library
 from worker.ops.norm import native as norm_native
-from worker.ops.recurrent.native import RecurrentC
+from worker.ops.recurrent_state import RecurrentC
 from worker.ops.rope import native as rope_native
 from worker.spec import ACTIVATIONS, LatentSpec
 

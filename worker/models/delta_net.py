@@ -14,7 +14,8 @@ from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, Sm
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.native import MAX_TAPS
 from worker.ops.recurrent import native as in_c
-from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
+from worker.ops.recurrent.reference import DeltaNetWeights
+from worker.ops.recurrent_state import DeltaNetShape
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "linear_attn."

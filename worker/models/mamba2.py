@@ -14,7 +14,8 @@ from worker.models.family import Config
 from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.recurrent import native as in_c
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
+from worker.ops.recurrent.reference import Mamba2Weights
+from worker.ops.recurrent_state import Mamba2Shape
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "mamba."

@@ -15,8 +15,7 @@ import torch
 from shared.config.worker import WorkerConfig
 from worker.checkpoint.stored_weight import StackedLinear
 from worker.kv_cache.tensors import CacheGroup
-from worker.ops.recurrent.delta_net import DeltaNetShape
-from worker.ops.recurrent.mamba2 import ShortConvShape
+from worker.ops.recurrent_state import DeltaNetShape, ShortConvShape
 from worker.spec import LayerSpec, ModelSpec, RecurrentShape
 
 MOST = 8  # the most processes that an error message recommends

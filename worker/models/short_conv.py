@@ -13,7 +13,7 @@ from worker.models.family import Config
 from worker.models.layer_kinds import LayerContext, LayerNames, Mixer, Place, SmallWeight, StoredPart
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.recurrent import native as in_c
-from worker.ops.recurrent.mamba2 import ShortConvShape
+from worker.ops.recurrent_state import ShortConvShape
 from worker.spec import LayerSpec, ModelSpec
 
 MODULE = "conv."

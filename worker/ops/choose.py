@@ -1,4 +1,4 @@
-"""Chooses an operation's form: Triton on a GPU, the C library on a CPU, else plain PyTorch."""
+"""Chooses an operation's form: Triton on a GPU, the C library on a CPU, else plain PyTorch. Imports what is needed."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +22,7 @@ def choosing(
     in_triton: the name of a module and of a function in it, joined by a dot
     c_can: returns whether the C library can compute the operation for these positional arguments
     """
-    on_gpu = cache(lambda: _triton(in_triton))
+    on_gpu = cache(lambda: _imported(in_triton))
 
     def operation(x: Tensor, *args: Any, **named: Any) -> Result:
         if x.is_cuda:
@@ -34,7 +34,20 @@ def choosing(
     return operation
 
 
-def _triton(place: str) -> Form:
+def of_some_models(place: str) -> Form:
+    """Returns an operation that is imported at its first call, because only some models have it.
+
+    place: the name of a module and of a function in it, joined by a dot
+    """
+    load = cache(lambda: _imported(place))
+
+    def operation(*args: Any, **named: Any) -> Any:
+        return load()(*args, **named)
+
+    return operation
+
+
+def _imported(place: str) -> Form:
     module, _, function = place.rpartition(".")
     form: Form = getattr(import_module(module), function)
     return form

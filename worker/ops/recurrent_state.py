@@ -1,8 +1,10 @@
-"""The state of fixed size that a recurrent layer keeps for a sequence, in place of K/V.
+"""The sizes of recurrent layers, and the state of fixed size that such a layer keeps for a sequence, in place of K/V.
 
 A step reads the state of a sequence from one slot and writes the new state to another slot, so a step can be repeated.
 """
 
+from collections.abc import Sequence
+from ctypes import Structure
 from dataclasses import dataclass
 
 import torch
@@ -49,3 +51,120 @@ def padded_numbers(matrices: tuple[int, int, int]) -> int:
     """
     count, rows, columns = matrices
     return count * rows * -(-columns // COLUMNS) * COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetShape:
+    """The sizes of a Gated DeltaNet layer. Several consecutive value heads share a key head."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # how many tokens the convolution covers
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """The total width of queries, keys and values, which are side by side."""
+        return 2 * self.keys + self.values
+
+    @property
+    def projected(self) -> Sequence[int]:
+        """The widths of the two parts of the projected input: queries, keys and values together; output gates."""
+        return self.channels, self.values
+
+    @property
+    def gates(self) -> Sequence[int]:
+        """The widths of two further projections of the input: b, from which beta is computed, and a, from which the
+        decay is computed.
+        """
+        return self.value_heads, self.value_heads
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """How many matrices S a state has, and how many rows and columns each matrix has."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def memory(self) -> int:
+        return padded_numbers(self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Shape:
+    """The sizes of a Mamba-2 layer. A group consists of consecutive heads."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    taps: int  # how many tokens the convolution covers
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> Sequence[int]:
+        """The widths of x, b and c, which are side by side."""
+        return self.values, self.groups * self.state_size, self.groups * self.state_size
+
+    @property
+    def channels(self) -> int:
+        return sum(self.mixed)
+
+    @property
+    def projected(self) -> Sequence[int]:
+        """The widths of the two parts of the projected input, dt excluded: output gates; x, b and c together."""
+        return self.values, self.channels
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """How many matrices S a state has, and how many rows and columns each matrix has."""
+        return self.heads, self.state_size, self.head_dim
+
+    @property
+    def memory(self) -> int:
+        return padded_numbers(self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvShape:
+    """The sizes of a short convolution."""
+
+    channels: int
+    taps: int  # how many tokens the convolution covers
+
+    @property
+    def tail(self) -> tuple[int, int]:
+        return self.taps - 1, self.channels
+
+    @property
+    def memory(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentC:
+    """A recurrent layer without its linears, as the C library reads it."""
+
+    function: str  # a field of library.Kernels
+    struct: Structure
+    row_floats: int  # how much scratch memory each row of a step needs, in floats
+    referenced: tuple[object, ...]  # the owners of the memory that the struct points to

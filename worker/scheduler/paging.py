@@ -12,9 +12,8 @@ from collections.abc import Sequence as Seq
 from math import ceil, inf
 from typing import TYPE_CHECKING, Protocol
 
-from worker.kv_cache.pages import SCRATCH, PagePool
+from worker.kv_cache.pages import SCRATCH, PagePool, chunk_pages, window_pages
 from worker.kv_cache.prefix_cache import PrefixCache
-from worker.kv_cache.window import chunk_pages, window_pages
 from worker.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Paging:
         """How many tokens of a sequence may be in flight, at most, when its next chunk is planned in a pipeline.
 
         A sequence has two slots for recurrent states, and in a group with a window pages for two chunks
-        (worker/kv_cache/window.py).
+        (worker/kv_cache/pages.py).
         """
         if self.states is not None:
             return 0

@@ -11,8 +11,7 @@ the sequence gets a new slot to replace it.
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from worker.kv_cache.pages import PagePool
-from worker.kv_cache.window import slots_per_sequence
+from worker.kv_cache.pages import PagePool, slots_per_sequence
 from worker.scheduler.sequence import Sequence, SequenceStates, slots_of
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple
 
 from shared.messages import EXPECTED_TOKENS, Outcome, PrefillBudget
-from worker.kv_cache.pages import PagePool
-from worker.kv_cache.window import chunk_tokens
+from worker.kv_cache.pages import PagePool, chunk_tokens
 from worker.scheduler.paging import Paging
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.queue import WaitingQueue

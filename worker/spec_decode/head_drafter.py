@@ -19,8 +19,7 @@ from worker.kv_cache.tensors import KVCache
 from worker.model_runner.hidden_states import CONTEXT, CapturedStates, HiddenStates, ReadStep, read_step
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
-from worker.models.forward_inputs import ForwardInputs
-from worker.models.interface import Forward, Model
+from worker.models.forward_inputs import Forward, ForwardInputs, Model
 from worker.operations import Operations
 from worker.ops import native as c_library
 from worker.ops.linear.packed import PackedLinear, pack_stacked
@@ -195,7 +194,7 @@ class Head(Protocol):
 
 
 class HeadModel:
-    """A draft head as the model of a runner (Model in worker/model_runner/step.py).
+    """A draft head as the model of a runner (Model in worker/models/forward_inputs.py).
 
     A row reads features: those in `given` if the host knew its token when the step was launched; else the token is a
     draft, and the features are those that followed from the row which the draft was sampled from.

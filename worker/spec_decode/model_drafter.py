@@ -30,7 +30,7 @@ from worker.model_runner.runner import Runner
 from worker.model_runner.step import AnyStep
 from worker.models.cpu_decoder import fastest_decoder
 from worker.models.decoder import Decoder
-from worker.models.interface import Model
+from worker.models.forward_inputs import Model
 from worker.scheduler.sequence import TILE, Chunk, Plan, Sequence, SequenceStates, with_biases_of
 from worker.spec import ModelSpec
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from shared.images import MAX_PATCHES
 from worker.checkpoint.checkpoint import UnsupportedModel
-from worker.vision.activations import VISION_ACTIVATIONS
 from worker.vision.gemma4 import gemma4_fields, unified_fields
-from worker.vision.spec import Connector, Layout, VisionSpec
+from worker.vision.spec import VISION_ACTIVATIONS, Connector, Layout, VisionSpec
 
 # Reads configs of models with a Pixtral tower: Pixtral, Mistral Small 3, Ministral 3, and LLaVA models with it.
 

@@ -11,10 +11,8 @@ from torch import Tensor
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.checkpoint.stored_weight import Shape
 from worker.ops.linear.packed import PackedLinear, pack
-from worker.vision.connectors import ConnectorWeights
-from worker.vision.encoder import ClampedLinear, EmbedderWeights, EncoderWeights, SandwichLayer
-from worker.vision.spec import VisionSpec
-from worker.vision.tensors import Read, TowerReader
+from worker.vision.encoder import ClampedLinear, ConnectorWeights, EmbedderWeights, EncoderWeights, SandwichLayer
+from worker.vision.spec import Read, TowerReader, VisionSpec
 
 Config = Mapping[str, Any]
 MOST_POSITIONS, MOST_TOKENS = 1 << 20, 1 << 14

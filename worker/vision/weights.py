@@ -18,12 +18,10 @@ from worker.checkpoint.checkpoint import UnsupportedModel, read_config
 from worker.checkpoint.stored_weight import Shape, WeightSource
 from worker.models.load import open_source
 from worker.ops.linear.packed import PackedLinear, pack
-from worker.vision.connectors import ConnectorWeights
-from worker.vision.encoder import EmbedderWeights, EncoderLayer, EncoderWeights
+from worker.vision.encoder import ConnectorWeights, EmbedderWeights, EncoderLayer, EncoderWeights
 from worker.vision.families import FAMILIES, vision_spec
 from worker.vision.gemma4 import PATCHES, PIXELS, Gemma4Weights, UnifiedWeights
-from worker.vision.spec import Layout, VisionSpec
-from worker.vision.tensors import (
+from worker.vision.spec import (
     APART,
     FRAMES,
     MERGER,
@@ -31,8 +29,10 @@ from worker.vision.tensors import (
     NAMES,
     PROJECTIONS,
     SOFT_NORM,
+    Layout,
     Read,
     TowerReader,
+    VisionSpec,
     before,
 )
 from worker.vision.vision import Tower

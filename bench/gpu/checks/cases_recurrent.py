@@ -11,9 +11,14 @@ from torch import Tensor
 from bench.gpu.checks.random_inputs import EPS, Case, RandomTensors
 from bench.gpu.environment import Environment
 from worker.ops.recurrent import delta_net, mamba2, short_conv
-from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights, delta_net_torch
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, ShortConvShape, mamba2_torch, short_conv_torch
-from worker.ops.recurrent_state import NO_STATE, RecurrentState, StateSlots
+from worker.ops.recurrent.reference import (
+    DeltaNetWeights,
+    Mamba2Weights,
+    delta_net_torch,
+    mamba2_torch,
+    short_conv_torch,
+)
+from worker.ops.recurrent_state import NO_STATE, DeltaNetShape, Mamba2Shape, RecurrentState, ShortConvShape, StateSlots
 from worker.spec import RecurrentShape
 
 LENGTHS = (33, 1, 5)  # rows of each sequence

@@ -19,9 +19,8 @@ from shared.config.worker import WorkerConfig
 from shared.messages import Abort, Sampling, Submit
 from shared.wire import pack_u32
 from worker.engine.loop import Loop
-from worker.engine.metrics import Metrics
+from worker.engine.metrics import Metrics, Stats
 from worker.engine.requests import RequestTable
-from worker.engine.stats import Stats
 from worker.kv_cache.pages import PagePool
 from worker.kv_cache.tensors import KVCache, kv_format
 from worker.model_runner.check_bits import with_checked_cublas

@@ -5,17 +5,19 @@ Each answer's last event of a stream has `"stop": true`.
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext
+from frontend.api.formats import Format
 from frontend.api.llama_cpp import types
 from frontend.api.llama_cpp.options import (
     PROMPT_SCHEMA,
     AnyPrompt,
     Options,
+    Prompt,
     Wanted,
     options_request,
     several,
@@ -25,20 +27,15 @@ from frontend.api.llama_cpp.types import told
 from frontend.api.receipts import receipt_of
 from frontend.api.telemetry import LlamaCppProgress, LlamaCppTimings, timings
 from frontend.chat.samplers import BREAKERS, PLAIN
-from frontend.errors import ContextLengthExceeded, SluiceError, api_status
-from frontend.model_context import ModelContext, check_model
+from frontend.errors import ContextLengthExceeded, NotSupported, SluiceError, api_status
+from frontend.model_context import ModelContext, check_characters, check_ids, check_model
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
-from frontend.schema.base import made, to_json
-from frontend.schema.request_fields import order_of
+from frontend.schema.base import Names, RequestModel, made, to_json
+from frontend.schema.request_fields import doc, order_of
 from frontend.server.sse import SERVER_SENT_EVENTS
+from frontend.text.fill_in_middle import Layout, filled, layout_of, repository_marks
 from shared.messages import Sampling, Timings, WindowPenalties
 
-__all__ = [
-    "FRAMING", "NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer",
-]  # fmt: skip
-
-NAME, PREFIX = "llama.cpp completion", "cmpl"
-FRAMING = SERVER_SENT_EVENTS
 CHAIN = (  # fields of SamplerChain that have the same names in llama.cpp
     "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "typical_p", "xtc_probability",
     "xtc_threshold", "min_keep", "mirostat", "mirostat_tau", "mirostat_eta",
@@ -57,10 +54,7 @@ class LlamaCppCompletionRequest(Options):
         several(self.prompt, "prompt")
 
 
-REQUEST = LlamaCppCompletionRequest
-
-
-async def parse(request: LlamaCppCompletionRequest, context: ModelContext) -> GenerationRequest:
+async def _parse_completion(request: LlamaCppCompletionRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     prompts = await tokenized(several(request.prompt, "prompt"), "prompt", context)
@@ -301,3 +295,97 @@ def _body(exc: SluiceError) -> types.LlamaCppErrorBody:
         )
     kind = TYPES.get(exc.kind, exc.kind)
     return types.LlamaCppErrorBody(code=status(exc), message=exc.message, type=kind, param=exc.param or UNSET)
+
+
+COMPLETION = Format(
+    "llama.cpp completion",
+    "cmpl",
+    SERVER_SENT_EVENTS,
+    LlamaCppCompletionRequest,
+    _parse_completion,
+    stream_writer,
+    complete,
+    status,
+    error,
+    stream_error,
+)
+
+
+# llama.cpp's /infill: generates the text between two parts of a file, for models trained to fill in the middle.
+#
+# The texts of a request are plain text: the spelling of a special token in them does not become that token.
+
+MAX_FILES = 1024
+RESERVED = 256  # tokens of the context that `input_extra` leaves free for an answer without a limit
+REPOSITORY, FILE = "myproject\n", "filename\n"  # llama.cpp's default names; no request field sets them
+
+
+class ExtraFile(RequestModel):
+    # `time`: when llama.vim read the file
+    IGNORED: ClassVar[Names] = ("time",)
+
+    text: str
+    filename: str | None = None
+
+
+class InfillRequest(Options):
+    input_prefix: Annotated[str, doc("What stands before the cursor")]
+    input_suffix: Annotated[str, doc("What stands after the cursor")]
+    prompt: Annotated[str, doc("How the answer begins")] = ""
+    input_extra: Annotated[
+        Annotated[list[ExtraFile], Meta(max_length=MAX_FILES)] | None,
+        doc("Other files, which stand before; the first parts are left out if not all fits"),
+    ] = None
+
+
+async def _parse_infill(request: InfillRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a GenerationRequest. Raises NotSupported, BadRequest or Unprocessable."""
+    check_model(request.model, context)
+    layout = layout_of(context.tokenizer)
+    if layout is None:
+        raise NotSupported(
+            "this model cannot fill in the middle: its tokenizer has no tokens for it", code="unsupported_route"
+        )
+    ids = await _infill_prompt(request, layout, context)
+    prompt = Prompt(ids, context.tokenizer.decode(ids, skip_special=False))
+    return await options_request(request, [prompt], "input_prefix", context)
+
+
+async def _infill_prompt(request: InfillRequest, layout: Layout, context: ModelContext) -> list[int]:
+    for field in ("input_prefix", "input_suffix", "prompt"):
+        check_characters(field, getattr(request, field), context)
+    tokenizer = context.tokenizer
+    files = request.input_extra or []
+    texts = [text for file in files for text in (f"{file.filename or 'tmp'}\n", file.text)]
+    before, after, begun, name, here, *others = await tokenizer.encode_plain(
+        [request.input_prefix, request.input_suffix, request.prompt, REPOSITORY, FILE, *texts], False
+    )
+    (lead,) = await tokenizer.encode_batch([""])
+    asked = [*filled(layout, before, after, tokenizer), *begun]
+    extra: list[int] = []
+    if marks := repository_marks(tokenizer):
+        repository, file = marks
+        for title, content in zip(others[::2], others[1::2], strict=True):
+            extra += [file, *title, *content]
+        extra, begin = [*extra, file, *here], [*lead, repository, *name]
+    else:
+        extra, begin = [id for content in others[1::2] for id in content], lead
+    room = context.max_seq_len - len(begin) - len(asked) - (request.limit if request.limit > 0 else RESERVED)
+    kept = extra[-room:] if room > 0 else []
+    ids = [*begin, *kept, *asked]
+    check_ids("input_prefix", ids, context.vocab_size)
+    return ids
+
+
+INFILL = Format(
+    "llama.cpp infill",
+    "infill",
+    SERVER_SENT_EVENTS,
+    InfillRequest,
+    _parse_infill,
+    stream_writer,
+    complete,
+    status,
+    error,
+    stream_error,
+)

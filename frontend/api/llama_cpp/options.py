@@ -1,15 +1,13 @@
 """The fields that llama.cpp's /completion and /infill share, and their translation to this server's fields."""
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from frontend.api.llama_cpp import logit_bias
-from frontend.api.llama_cpp.logit_bias import LogitBias
 from frontend.api.llama_cpp.types import needed, reporting
 from frontend.api.openai.completions import MAX_PROMPTS
 from frontend.api.request_builder import ParsedRequest, TokenLimits, allowed, check_total, prepare
@@ -57,6 +55,90 @@ from frontend.schema.request_fields import (
 from frontend.structured_output import fields as structured_output_fields
 from frontend.text.fill_in_middle import ends_of
 from shared.messages import Sampling
+
+# Logit biases in llama.cpp's forms: by token id or by text, in pairs or in an object. `false` forbids a token.
+#
+# A bias may be any number. Beyond `MOST_BIAS`, every bias has the same effect: it decides alone.
+
+LOGIT_BIAS = "logit_bias"
+MAX_BIASES = 4096
+MOST_BIAS = 1e30  # the worker adds biases in float32, and penalties multiply the sum by up to 1e6
+
+_bias: dict[str, Any] = {"anyOf": [{"type": "number"}, {"enum": [False]}]}
+_biased: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}
+LOGIT_BIAS_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "array",
+            "maxItems": MAX_BIASES,
+            "items": {
+                "type": "array",
+                "minItems": 2,
+                "maxItems": 2,
+                "prefixItems": [_biased, _bias],
+                "items": {"anyOf": [*_biased["anyOf"], *_bias["anyOf"]]},
+            },
+        },
+        {"type": "object", "maxProperties": MAX_BIASES, "additionalProperties": _bias},
+    ]
+}
+Pair = list[str | float | bool]
+LogitBias = Annotated[
+    list[Pair] | dict[str, float | bool] | None,
+    Meta(extra_json_schema=LOGIT_BIAS_SCHEMA),
+    doc("Pairs, or an object, of a token id or a text and what is added to the logits of its tokens; false: never"),
+]
+
+
+class Biases(NamedTuple):
+    added: Mapping[int, float]
+    forbidden: Sequence[int]
+
+
+def check_logit_bias(biases: list[Pair] | dict[str, float | bool] | None) -> None:
+    """Raises FieldError for an entry that is not a pair of a token and a bias."""
+    if biases is not None and len(biases) > MAX_BIASES:
+        raise FieldError(LOGIT_BIAS, f"may have at most {MAX_BIASES} entries")
+    for entry in biases.items() if isinstance(biases, dict) else biases or ():
+        if len(entry) != 2 or not _is_token(entry[0]):
+            raise FieldError(LOGIT_BIAS, "must have pairs of a token id or a text, and a bias")
+        bias = entry[1]
+        if bias is not False and type(bias) not in (int, float):
+            raise FieldError(LOGIT_BIAS, "must have numbers as biases, or false")
+
+
+def _is_token(token: Any) -> bool:
+    return isinstance(token, str) or (type(token) in (int, float) and token >= 0 and token == int(token))
+
+
+async def logit_bias_by_token(biases: list[Pair] | dict[str, float | bool] | None, context: ModelContext) -> Biases:
+    """Returns the biases by token id. A text stands for all its tokens, and later entries replace earlier ones.
+
+    Raises Unprocessable for ids outside the vocabulary.
+    """
+    entries = list(_entries(biases))
+    texts = [token for token, _ in entries if isinstance(token, str)]
+    encoded = iter(await context.tokenizer.encode_batch(texts, False) if texts else [])
+    found: dict[int, float | bool] = {}
+    for token, bias in entries:
+        found |= dict.fromkeys(next(encoded) if isinstance(token, str) else [token], bias)
+    check_ids(LOGIT_BIAS, list(found), context.vocab_size)
+    return Biases(
+        {id: float(max(-MOST_BIAS, min(MOST_BIAS, bias))) for id, bias in found.items() if bias is not False},
+        [id for id, bias in found.items() if bias is False],
+    )
+
+
+def _entries(biases: list[Pair] | dict[str, float | bool] | None) -> Iterator[tuple[str | int, float | bool]]:
+    """Yields tokens with their biases. In an object, a name that is a number is a token id, and any other name is a
+    text."""
+    if isinstance(biases, dict):
+        for name, bias in biases.items():
+            yield (int(name) if name.isascii() and name.isdigit() else name), bias
+        return
+    for token, value in biases or ():
+        yield (token if isinstance(token, str) else int(token)), value  # type: ignore[misc]
+
 
 # The prompts of llama.cpp's routes: a text, token ids, a mixture of both, or several of these.
 
@@ -256,7 +338,7 @@ class Options(RequestModel):
         check_stops("stop", self.stop)
         if self.seed is not None and not -1 <= self.seed <= MOST_SEED:
             raise FieldError("seed", f"must be from -1 to {MOST_SEED}, got {self.seed!r:.80}")
-        logit_bias.check(self.logit_bias)
+        check_logit_bias(self.logit_bias)
         check_indent(self.n_indent, self.receipt)
         check_samplers(self.samplers)
         check_breakers(self.dry_sequence_breakers)
@@ -348,7 +430,7 @@ async def options_request(
     )  # fmt: skip
     ids = [prompt.ids for prompt in prompts]
     made = await prepare(reading, ids, context)
-    biases = await logit_bias.by_token(options.logit_bias, context)
+    biases = await logit_bias_by_token(options.logit_bias, context)
     ends = (*context.tokenizer.eos_ids, *ends_of(ids, context.tokenizer)) if options.ignore_eos else ()
     forbidden = dict.fromkeys([*biases.forbidden, *ends])
     room = context.max_seq_len - max(len(prompt.ids) for prompt in prompts)

@@ -18,8 +18,7 @@ from frontend.api.llama_cpp import types
 from frontend.api.llama_cpp.completion import error, settings, status
 from frontend.api.llama_cpp.options import PROMPT_SCHEMA, AnyPrompt, Options, PromptObject, Wanted, several, tokenized
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import PoolingFields, VectorForm, collect
-from frontend.api.pooling.segments import LongInputs
+from frontend.api.pooling.fields import LongInputs, PoolingFields, VectorForm, collect
 from frontend.api.request_builder import sampling
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext, check_model

@@ -1,4 +1,4 @@
-"""Ollama's /api/embed: the vectors of texts."""
+"""Ollama's /api/embed and the older /api/embeddings: the vectors of texts."""
 
 import time
 from dataclasses import dataclass
@@ -8,19 +8,15 @@ from msgspec import Meta
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.ollama import types
-from frontend.api.ollama.output import check_model, error, status
+from frontend.api.ollama.chat import check_model, error, status
 from frontend.api.ollama.types import KeepAlive, OllamaModelName
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import Cut, PoolingFields, collect
-from frontend.api.pooling.segments import LongInputs
+from frontend.api.pooling.fields import Cut, Format, LongInputs, PoolingFields, collect
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
 from frontend.schema.base import JsonArray, Names, RequestModel, in_slices, to_json
 from frontend.schema.request_fields import Positive, doc
 
-__all__ = ["NAME", "PREFIX", "REQUEST", "TASKS", "complete", "error", "parse", "status"]
-
-NAME, PREFIX, TASKS = "ollama embed", "embed", ("embed",)
 MOST_TEXTS = 16_384  # Ollama has no limit, so its clients send all the texts that they have
 
 
@@ -49,10 +45,7 @@ class EmbedRequest(RequestModel):
     keep_alive: KeepAlive = None
 
 
-REQUEST = EmbedRequest
-
-
-async def parse(request: EmbedRequest, context: ModelContext) -> GenerationRequest:
+async def _parse_texts(request: EmbedRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the vectors. Raises NotFound, BadRequest or Unprocessable."""
     check_model(request.model, context)
     texts = [request.input] if isinstance(request.input, str) and request.input else list(request.input)
@@ -64,7 +57,7 @@ async def parse(request: EmbedRequest, context: ModelContext) -> GenerationReque
     )  # fmt: skip
 
 
-async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+async def _complete_texts(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
     begun: Begun = context.request.format_data
     written = JsonArray(each=4)
@@ -78,3 +71,34 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             prompt_eval_count=vectors.usage.prompt_tokens,
         )
     )
+
+
+EMBED = Format("ollama embed", "embed", ("embed",), EmbedRequest, _parse_texts, _complete_texts, status, error)
+
+
+# Ollama's older /api/embeddings: the vector of one text.
+
+
+class OneEmbeddingRequest(RequestModel):
+    IGNORED: ClassVar[Names] = ("options",)
+
+    model: OllamaModelName
+    prompt: Annotated[str, doc("The text; an empty one loads the model")]
+    keep_alive: KeepAlive = None
+
+
+async def _parse_text(request: OneEmbeddingRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a GenerationRequest for the vector. Raises NotFound, BadRequest or Unprocessable."""
+    check_model(request.model, context)
+    texts = [request.prompt] if request.prompt else []
+    return await embedding_request(PoolingFields(), texts, context, param="prompt", cut=Cut())
+
+
+async def _complete_text(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    vectors = await collect(context, arriving)
+    return to_json(types.OllamaEmbedding(embedding=vectors.floats(0).tolist() if vectors.packed else []))
+
+
+EMBEDDINGS = Format(
+    "ollama embeddings", "embed", ("embed",), OneEmbeddingRequest, _parse_text, _complete_text, status, error
+)

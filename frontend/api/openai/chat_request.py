@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from frontend.api.continuation import ContinueFromField
+from frontend.api.receipts import ContinueFromField
 from frontend.api.request_builder import ParsedRequest
 from frontend.chat.history import COMMON_ROLES, ChatMessage, call, chat_message, left_open
 from frontend.chat.large_chats import prepared

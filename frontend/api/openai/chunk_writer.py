@@ -1,4 +1,4 @@
-"""Writes the chunks of OpenAI's completions and plain chats. chat_tools.py writes those with tools or reasoning.
+"""Writes the chunks of OpenAI's completions and plain chats. chat.py writes those with tools or reasoning.
 
 The bytes around a text are the same in every chunk of a choice, so they are encoded once, and a token costs one
 encoding of its text. Log-probabilities, token ids or running usage make each chunk longer (`_rich`).
@@ -82,6 +82,15 @@ FINISH: dict[Finish, types.FinishReason] = {Finish.EOS: "stop", Finish.STOP: "st
 
 def error_body(exc: SluiceError) -> types.ErrorBody:
     return types.ErrorBody(message=exc.message, type=exc.kind, param=exc.param, code=exc.code)
+
+
+def error(exc: SluiceError, request_id: str) -> bytes:
+    return to_json(types.OpenAIError(error=error_body(exc)))
+
+
+def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
+    """Encodes the event that ends a failed stream. No `[DONE]` follows."""
+    return b"data: " + error(exc, request_id) + b"\n\n"
 
 
 def usage_of(usage: Usage) -> types.Usage:

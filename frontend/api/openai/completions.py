@@ -10,22 +10,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
-from frontend.api.continuation import ContinueFromField
 from frontend.api.openai import response_types as types
 from frontend.api.openai.chunk_writer import (
     FINISH,
     ChunkWriter,
     Shape,
     check_stream_options,
-    error_body,
+    error,
     output_ids,
     prompt_ids,
     prompt_logprobs,
+    stream_error,
     usage_of,
 )
-from frontend.api.receipts import receipt_of
+from frontend.api.receipts import ContinueFromField, receipt_of
 from frontend.api.request_builder import ParsedRequest, prepare
-from frontend.errors import BadRequest, SluiceError, Unprocessable, own_status
+from frontend.errors import BadRequest, Unprocessable, own_status
 from frontend.model_context import ModelContext, before_truncation, check_characters, check_ids, check_model
 from frontend.request import NO_FEATURES, Delta, Features, GenerationRequest, TokenLogprob
 from frontend.schema.base import EXACT, MOST, FieldError, JsonArray, in_slices, to_json
@@ -166,6 +166,9 @@ async def tokenized(
     return tokens
 
 
+__all__ = [
+    "FRAMING", "NAME", "PREFIX", "REQUEST", "complete", "error", "parse", "status", "stream_error", "stream_writer",
+]  # fmt: skip
 NAME, PREFIX = "completions", "cmpl"
 FRAMING = SERVER_SENT_EVENTS
 REQUEST = CompletionRequest
@@ -223,15 +226,6 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             timings=totals.timings,
         )
     )
-
-
-def error(exc: SluiceError, request_id: str) -> bytes:
-    return to_json(types.OpenAIError(error=error_body(exc)))
-
-
-def stream_error(exc: SluiceError, request_id: str, context: ResponseContext) -> bytes:
-    """Encodes the event that ends a failed stream. No `[DONE]` follows."""
-    return b"data: " + error(exc, request_id) + b"\n\n"
 
 
 def _head(context: ResponseContext) -> types.CompletionHead:

@@ -14,10 +14,8 @@ from typing import Any, ClassVar, Literal
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext, Totals
 from frontend.api.openai import responses_types as types
-from frontend.api.openai.chat import logprob_entries
-from frontend.api.openai.chat_tools import call_id
-from frontend.api.openai.chunk_writer import check_stream_options, error_body, telemetry_events
-from frontend.api.openai.completions import error
+from frontend.api.openai.chat import CustomInput, call_id, logprob_entries
+from frontend.api.openai.chunk_writer import check_stream_options, error, error_body, telemetry_events
 from frontend.api.openai.response_types import TokenLogprobs
 from frontend.api.openai.responses_request import (
     SCORES,
@@ -32,7 +30,6 @@ from frontend.chat.reasoning import budget_of
 from frontend.chat.tool_fields import checked, openai_tool_choice
 from frontend.errors import SluiceError, api_status
 from frontend.model_context import ModelContext, before_truncation, check_model
-from frontend.output_parser.custom_input import CustomInput
 from frontend.output_parser.events import CallArguments, CallEnd, CallStart, Event, ReasoningText, Text
 from frontend.output_parser.model_format import Function, ParserConfig, Reasoning, ToolChoice
 from frontend.output_parser.parser import output_parser

@@ -9,15 +9,23 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.pooling.embeddings import embedding_request
-from frontend.api.pooling.fields import MAX_INPUTS, CohereMeta, Cut, PoolingFields, Vectors, collect, meta_of
-from frontend.api.pooling.segments import LongInputs
+from frontend.api.pooling.fields import (
+    MAX_INPUTS,
+    CohereMeta,
+    Cut,
+    Format,
+    LongInputs,
+    PoolingFields,
+    Vectors,
+    collect,
+    meta_of,
+)
 from frontend.errors import BadRequest, SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import FieldError, Names, RequestModel, ResponseModel, to_json
 from frontend.schema.request_fields import Positive, Text, doc
 
-NAME, PREFIX, TASKS = "cohere embed", "embd", ("embed",)
 # Cohere's names of the purposes of texts → the names that checkpoints give the prompts for them
 PROMPTS = {
     "search_query": ("query", "search_query"), "search_document": ("document", "passage", "search_document"),
@@ -94,15 +102,11 @@ class CohereError(ResponseModel):
     message: str
 
 
-REQUEST = CohereEmbedRequest
-status = api_status
-
-
 def error(exc: SluiceError, request_id: str) -> bytes:
     return to_json(CohereError(id=request_id, message=exc.message))
 
 
-async def parse(request: CohereEmbedRequest, context: ModelContext) -> GenerationRequest:
+async def _parse(request: CohereEmbedRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the vectors. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
     names = PROMPTS.get(request.input_type or "", ())
@@ -132,7 +136,7 @@ def _cut(request: CohereEmbedRequest, context: ModelContext) -> Cut | None:
     return Cut(min(request.max_tokens or -1, context.max_seq_len), side == "START", param)
 
 
-async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+async def _complete_v2(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     vectors = await collect(context, arriving)
     request: CohereEmbedRequest = context.request.format_data
     return to_json(
@@ -172,3 +176,35 @@ def signs(vector: "array[float] | Sequence[float]") -> list[int]:
     """Returns which numbers are positive, as bits: eight in a byte, the first one the highest."""
     bits = [number > 0 for number in vector] + [False] * (-len(vector) % 8)
     return [sum(bit << (7 - place) for place, bit in enumerate(bits[at : at + 8])) for at in range(0, len(bits), 8)]
+
+
+EMBED_V2 = Format("cohere embed", "embd", ("embed",), CohereEmbedRequest, _parse, _complete_v2, api_status, error)
+
+
+# Vectors in the older format of Cohere, /v1/embed, which its older clients and LangChain's use.
+#
+# A request is that of /v2/embed. Without `embedding_types` the response has bare vectors instead of an object of forms.
+
+
+class CohereEmbeddingsV1(ResponseModel):
+    id: str
+    embeddings: list[list[float]] | CohereVectors
+    texts: list[str]
+    meta: CohereMeta
+    response_type: Literal["embeddings_floats", "embeddings_by_type"]
+
+
+async def _complete_v1(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    vectors = await collect(context, arriving)
+    request: CohereEmbedRequest = context.request.format_data
+    bare = request.embedding_types is None
+    floats = [vectors.floats(index).tolist() for index in range(len(vectors.packed) if bare else 0)]
+    return to_json(
+        CohereEmbeddingsV1(
+            id=context.id, embeddings=floats if bare else vectors_of(request, vectors), texts=request.listed,
+            meta=meta_of(vectors.usage, "1"), response_type="embeddings_floats" if bare else "embeddings_by_type",
+        )
+    )  # fmt: skip
+
+
+EMBED_V1 = Format("cohere embed v1", "embd", ("embed",), CohereEmbedRequest, _parse, _complete_v1, api_status, error)

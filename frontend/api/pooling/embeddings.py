@@ -14,15 +14,18 @@ from frontend.api.pooling.fields import (
     MAX_INPUTS,
     Cut,
     CutFields,
+    LongInputs,
     PoolingFields,
+    SegmentedText,
     VectorForm,
     check_prompts,
     check_texts,
     collect,
     only_without,
     pooling_request,
+    segmented,
+    shared_beginning,
 )
-from frontend.api.pooling.segments import LongInputs, SegmentedText, segmented, shared_beginning
 from frontend.errors import BadRequest, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest

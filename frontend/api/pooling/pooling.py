@@ -8,9 +8,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
+from frontend.api.pooling.classify import activated, label_request
 from frontend.api.pooling.embeddings import EmbeddingRequest, embedding_request
 from frontend.api.pooling.fields import SEGMENTS, PoolingUsage, VectorForm, collect, usage_of
-from frontend.api.pooling.labels import activated, label_request
 from frontend.errors import Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import GenerationRequest

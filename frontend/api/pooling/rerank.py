@@ -1,10 +1,11 @@
-"""Sorts documents by their relevance to a query, in the format of Cohere and Jina.
+"""Sorts documents by their relevance to a query, in the format of Cohere and Jina, and scores pairs of texts.
 
 A body with `texts` instead of `documents` is in the format of Text Embeddings Inference, whose response is an array.
 https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
 https://huggingface.github.io/text-embeddings-inference
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -14,7 +15,7 @@ from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
 from frontend.api.pooling import fields as types
 from frontend.api.pooling import relevance
-from frontend.api.pooling.fields import MAX_INPUTS, Cut, check_texts
+from frontend.api.pooling.fields import MAX_INPUTS, Cut, Format, check_texts
 from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, in_words, relevance_request
 from frontend.api.pooling.tei import Direction, cut_of
 from frontend.errors import BadRequest, api_status
@@ -22,8 +23,6 @@ from frontend.model_context import ModelContext, check_length, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import FieldError, Names, RequestModel, to_json
 from frontend.schema.request_fields import Count, Positive, Text, doc
-
-NAME, PREFIX, TASKS = "rerank", "rerank", relevance.TASKS
 
 
 class Document(RequestModel):
@@ -71,14 +70,14 @@ class RerankRequest(RelevanceFields):
             raise FieldError("texts", "cannot go with `documents`", code="conflicting_fields")
 
 
-REQUEST = RerankRequest
-status = api_status
-error = completions.error
-
-
-async def parse(request: RerankRequest, context: ModelContext) -> GenerationRequest:
+async def _parse_rerank(request: RerankRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
     return await ranking(request, context, cuts=request.max_tokens_per_doc is not None)
+
+
+async def _parse_cohere(request: RerankRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
+    return await ranking(request, context, cuts=request.documents is not None)
 
 
 async def ranking(request: RerankRequest, context: ModelContext, *, cuts: bool) -> GenerationRequest:
@@ -113,7 +112,7 @@ async def _cut_of_documents(request: RerankRequest, context: ModelContext) -> Cu
     return Cut(param="max_tokens_per_doc")
 
 
-async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+async def _complete_rerank(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
     scores, usage = await relevance.scores(context, arriving)
     judged: Judged = context.request.format_data
     documents = judged.pairs.second
@@ -139,3 +138,78 @@ async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
             meta=types.meta_of(usage, "2"),
         )
     )  # fmt: skip
+
+
+RERANK = Format(
+    "rerank", "rerank", relevance.TASKS, RerankRequest, _parse_rerank, _complete_rerank, api_status, completions.error
+)
+# Cohere's /v2/rerank: documents that the model cannot read are cut, as Cohere does by default.
+COHERE_V2 = replace(RERANK, parse=_parse_cohere)
+
+
+# Scores of pairs of texts, in vLLM's format: one text against one or more others, or equally many on both sides.
+#
+# vLLM has several names for the two sides, and its own tests and clients use all of them.
+
+Texts = Annotated[list[Text], Meta(min_length=1, max_length=MAX_INPUTS)]
+
+
+FIRST = ("text_1", "queries", "data_1")
+SECOND = ("text_2", "documents", "items", "data_2")
+
+
+class ScoreRequest(RelevanceFields):
+    text_1: Annotated[Text | Texts | None, doc("A text, such as a query; or one for each of `text_2`")] = None
+    text_2: Annotated[Text | Texts | None, doc("A text, such as a document, or several")] = None
+    queries: Annotated[Text | Texts | None, doc("Another name of `text_1`")] = None
+    documents: Annotated[Text | Texts | None, doc("Another name of `text_2`")] = None
+    items: Annotated[Text | Texts | None, doc("Another name of `text_2`")] = None
+    data_1: Annotated[Text | Texts | None, doc("Another name of `text_1`")] = None
+    data_2: Annotated[Text | Texts | None, doc("Another name of `text_2`")] = None
+
+    def __post_init__(self) -> None:
+        for names in (FIRST, SECOND):
+            self.side(names)
+
+    def side(self, names: Sequence[str]) -> tuple[str, str | list[str]]:
+        """Returns the one of these fields that is given, and its texts. Raises FieldError if none is, or several."""
+        given = [name for name in names if getattr(self, name) is not None]
+        if not given:
+            raise FieldError(names[0], "is missing", BadRequest, "missing_field")
+        if len(given) > 1:
+            raise FieldError(given[1], f"cannot go with `{given[0]}`", code="conflicting_fields")
+        return given[0], getattr(self, given[0])
+
+
+async def _parse_score(request: ScoreRequest, context: ModelContext) -> GenerationRequest:
+    """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
+    check_model(request.model, context)
+    (first_name, first_texts), (second_name, second_texts) = request.side(FIRST), request.side(SECOND)
+    first, second = _as_list(first_texts), _as_list(second_texts)
+    if len(first) not in (1, len(second)):
+        raise BadRequest(
+            f"`{first_name}` has {len(first)} texts and `{second_name}` has {len(second)}: "
+            "the first may have one, or as many",
+            param=first_name,
+        )
+    return await relevance_request(request, Pairs(first, second, first_name, second_name), context)
+
+
+async def _complete_score(context: ResponseContext, arriving: AsyncDeltas) -> bytes:
+    scores, usage = await relevance.scores(context, arriving)
+    return to_json(
+        types.Scores(
+            id=context.id, created=context.created, model=context.request.model,
+            data=[types.Score(index=index, score=score) for index, score in enumerate(scores)],
+            usage=types.usage_of(usage),
+        )
+    )  # fmt: skip
+
+
+def _as_list(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+SCORE = Format(
+    "score", "score", relevance.TASKS, ScoreRequest, _parse_score, _complete_score, api_status, completions.error
+)

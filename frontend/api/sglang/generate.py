@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import UNSET
 
 from frontend.api.answer import Answer, AsyncDeltas, ResponseContext
-from frontend.api.openai.chunk_writer import LEAST
-from frontend.api.openai.completions import MOST_TOKENS, error, tokenized
+from frontend.api.openai.chunk_writer import LEAST, error
+from frontend.api.openai.completions import MOST_TOKENS, tokenized
 from frontend.api.request_builder import ParsedRequest, check_repeated, prepare
 from frontend.api.sglang import types
 from frontend.api.sglang.types import GenerateRequest, SamplingParams

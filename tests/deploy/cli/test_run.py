@@ -14,7 +14,7 @@ import pytest
 from deploy.cli import run as command
 from deploy.cli import verdict
 from deploy.cli.machine_speed import Speed
-from deploy.cli.model_names import NamedModel
+from deploy.cli.run import NamedModel
 from deploy.cli.verdict import Forecast, Offer, Verdict, best_format, ranked_formats
 from deploy.launcher.child_command import CliError
 from tests.checkpoints import save

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.generate.docs import GENERATING, POOLING, WITHIN, Cell, Does, cells
 from frontend.chat.reasoning import ASKS
-from frontend.routes.openapi_types import REQUESTS
+from frontend.routes.openapi_paths import REQUESTS
 from frontend.schema.json_schema import request_schema
 from frontend.schema.refusal_reasons import WHY
 from frontend.text.tokenizer import Tokenizer

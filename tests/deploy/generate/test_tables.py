@@ -4,7 +4,7 @@ import pytest
 
 from deploy.generate.docs import TABLES
 from deploy.generate.docs_api import API_FORMATS, effective
-from frontend.routes.openapi_types import REQUESTS
+from frontend.routes.openapi_paths import REQUESTS
 from frontend.schema.json_schema import ignored_fields, refused_fields
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launcher import store_dir
-from deploy.launcher.store_dir import with_store
+from deploy.launcher import run_dir
+from deploy.launcher.run_dir import with_store
 from shared.config.check import check
 from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
@@ -23,7 +23,7 @@ def test_folder_is_private_locked_and_removed(tmp_path: Path) -> None:
         [(name, size)] = settings.worker.kv_tiers
         folder = Path(name)
         assert folder.parent.parent == tmp_path and stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
-        assert 0 < size <= store_dir.MOST_GB and check(settings).worker == settings.worker
+        assert 0 < size <= run_dir.MOST_GB and check(settings).worker == settings.worker
         folder.mkdir()
         (folder / "page").touch()
         with (folder.parent / "lock").open() as lock, pytest.raises(BlockingIOError):
@@ -51,14 +51,14 @@ def test_no_folder_is_made_that_is_not_needed(tmp_path: Path, values: dict[str, 
 
 
 def test_size_is_half_of_what_is_free_or_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type(store_dir.shutil.disk_usage(tmp_path))
-    monkeypatch.setattr(store_dir.shutil, "disk_usage", lambda path: usage(1 << 31, 1 << 30, 1 << 30))
+    usage = type(run_dir.shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(run_dir.shutil, "disk_usage", lambda path: usage(1 << 31, 1 << 30, 1 << 30))
     with with_store(settings_with(), (), tmp_path) as settings:
         assert settings.worker.kv_tiers[0][1] == 0.5
     given = settings_with(kv_store_gb="0.75")
     with with_store(given, ("kv_store_gb",), tmp_path) as settings:
         assert settings.worker.kv_tiers[0][1] == 0.75
-    monkeypatch.setattr(store_dir.shutil, "disk_usage", lambda path: usage(1 << 26, 1 << 25, 1 << 24))
+    monkeypatch.setattr(run_dir.shutil, "disk_usage", lambda path: usage(1 << 26, 1 << 25, 1 << 24))
     with (
         pytest.raises(ConfigError, match=r"--prefill-workers needs --kv-store: .* 0\.016 GiB"),
         with_store(settings_with(), (), tmp_path),

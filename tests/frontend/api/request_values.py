@@ -10,12 +10,11 @@ from frontend.api.ollama.models import ShowRequest
 from frontend.api.pooling.cohere import CohereEmbedRequest
 from frontend.api.pooling.decisions import DecisionRequest
 from frontend.api.pooling.generative_scoring import GenerativeScoringRequest
-from frontend.api.pooling.rerank import RerankRequest
-from frontend.api.pooling.score import ScoreRequest
+from frontend.api.pooling.rerank import RerankRequest, ScoreRequest
 from frontend.api.pooling.systemone import SystemOneRequest
-from frontend.api.pooling.tei_similarity import TeiSimilarityRequest
+from frontend.api.pooling.tei import TeiSimilarityRequest
 from frontend.api.sglang.types import GenerateRequest
-from frontend.routes.openapi_types import REQUESTS
+from frontend.routes.openapi_paths import REQUESTS
 from frontend.schema.base import RequestModel, fields_of
 from frontend.schema.json_schema import request_schema
 

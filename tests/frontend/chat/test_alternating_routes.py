@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from frontend.api.anthropic import messages
-from frontend.api.ollama import chat as ollama
+from frontend.api.ollama.chat import CHAT as ollama
 from frontend.api.openai import chat, responses
 from frontend.api.openai.chat_request import TemplateRequest, TokenizeRequest
 from frontend.routes.tokenize import apply_template, tokenize

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from frontend.api.anthropic import messages
-from frontend.api.ollama import chat as ollama_chat
-from frontend.api.ollama import generate as ollama_generate
+from frontend.api.ollama.chat import CHAT as ollama_chat
+from frontend.api.ollama.chat import GENERATE as ollama_generate
 from frontend.api.openai import chat, responses
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from frontend.chat import image_sources
-from frontend.chat.image_sources import fetched
+from frontend.chat import images
+from frontend.chat.images import fetched
 from frontend.errors import BadRequest
 
 HERE = "127.0.0.1"
@@ -128,7 +128,7 @@ def test_what_cannot_be_fetched_is_refused_in_words(port: int, name: str) -> Non
 
 @pytest.mark.parametrize("what", ["slow", *BEGINS])
 def test_host_that_sends_byte_by_byte_ends_the_request(port: int, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(image_sources, "ALL_SECONDS", 0.2)
+    monkeypatch.setattr(images, "ALL_SECONDS", 0.2)
     begun = time.monotonic()
     with pytest.raises(BadRequest, match=r"takes longer than|timed out"):
         fetched("image 1", f"http://{HERE}:{port}/{what}", [f"{HERE}:{port}"], MOST)
@@ -139,7 +139,7 @@ def test_every_address_of_a_name_is_checked(port: int, monkeypatch: pytest.Monke
     def two(*_: Any, **__: Any) -> list[Any]:
         return [(2, 1, 6, "", (address, port)) for address in ("93.184.216.34", "::ffff:10.0.0.1")]
 
-    monkeypatch.setattr(image_sources.socket, "getaddrinfo", two)
+    monkeypatch.setattr(images.socket, "getaddrinfo", two)
     with pytest.raises(BadRequest, match="one of a private network"):
         fetched("image 1", "http://example.org/a.png", ["example.org"], MOST)
 
@@ -155,12 +155,12 @@ def test_every_address_of_a_name_is_checked(port: int, monkeypatch: pytest.Monke
     ],
 )  # fmt: skip
 def test_name_that_leads_out_of_the_public_internet_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not image_sources.is_public(address)
-    monkeypatch.setattr(image_sources.socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (address, 0))])
+    assert not images.is_public(address)
+    monkeypatch.setattr(images.socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (address, 0))])
     with pytest.raises(BadRequest, match="one of a private network"):
         fetched("image 1", "https://example.org/a.png", ["example.org"], MOST)
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
 def test_public_address_may_be_fetched_from(address: str) -> None:
-    assert image_sources.is_public(address)
+    assert images.is_public(address)

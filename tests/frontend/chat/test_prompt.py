@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from frontend.api.anthropic import messages
-from frontend.api.ollama import chat as ollama_chat
-from frontend.api.ollama import generate as ollama_generate
+from frontend.api.ollama.chat import CHAT as ollama_chat
+from frontend.api.ollama.chat import GENERATE as ollama_generate
 from frontend.api.openai import chat, responses
-from frontend.chat import image_decoding, image_sources
+from frontend.chat import image_decoding
+from frontend.chat import images as images_module
 from frontend.errors import BadRequest, SluiceError
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest
@@ -331,7 +332,7 @@ async def test_images_that_take_long_hold_no_other_work_up(
         held.wait()
         raise BadRequest("slow")
 
-    monkeypatch.setattr(image_sources, "fetched", slow)
+    monkeypatch.setattr(images_module, "fetched", slow)
     monkeypatch.setattr(image_decoding.CHILDREN, "call_now", slow)
     web = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     slow_ones = [asyncio.ensure_future(asked([part], context)) for part in [openai_part(drawn(9, 9)), web] * 40]

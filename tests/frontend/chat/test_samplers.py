@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from frontend.api.llama_cpp import completion
+from frontend.api.llama_cpp.completion import COMPLETION as completion
 from frontend.api.openai import chat, completions
 from frontend.chat import samplers as dry_breakers
 from frontend.chat.samplers import breaker_ids

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from frontend.api.anthropic import messages
-from frontend.api.ollama import chat as ollama
+from frontend.api.ollama.chat import CHAT as ollama
 from frontend.api.openai import chat, completions, responses
 from frontend.structured_output import grammar as build
 from tests.fakes import MODEL

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from frontend.api.anthropic import messages as anthropic
-from frontend.api.ollama import chat as ollama
-from frontend.api.ollama import generate as ollama_text
+from frontend.api.ollama.chat import CHAT as ollama
+from frontend.api.ollama.chat import GENERATE as ollama_text
 from frontend.api.openai import chat, responses
 from frontend.api.pooling import rerank
 from frontend.chat.history import as_the_template_shows, call, chat_message

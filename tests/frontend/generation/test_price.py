@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from frontend.errors import Unprocessable
-from frontend.generation.price import PRICES
+from frontend.generation.service import PRICES
 from frontend.text.tokenizer import Tokenizer
 from shared.messages import Dry, SamplerChain, Sampling
 from shared.messages.requests import LongBreaker

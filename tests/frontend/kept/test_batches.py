@@ -19,7 +19,7 @@ from frontend.kept import batch_runner
 from frontend.kept.batch_runner import in_turns
 from frontend.kept.batches import Batch
 from frontend.routes import batches as routes
-from frontend.routes.batch_lines import LOWEST
+from frontend.routes.batches import LOWEST
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.stream import Stream
 from shared import messages as m

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from frontend.downloads import Asked
 from frontend.loaded_models import LoadedModels
+from frontend.model_table import Asked
 from frontend.routes import library
 from frontend.server.http_protocol import ConnectionLimits
 from shared.config.frontend import FrontendConfig

@@ -16,7 +16,7 @@ import pytest
 from frontend.errors import Overloaded
 from frontend.observability import access_log
 from frontend.observability.access_log import LogEntry, as_json, as_text, entry_of
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RequestRecord
 from frontend.text.tokenizer import Tokenizer
 from shared.log import NonBlockingWriter
 from shared.messages import Outcome

@@ -7,7 +7,7 @@ import pytest
 from frontend.observability.access_log import LogEntry
 from frontend.observability.hooks import EndHooks, end_hooks
 from frontend.observability.metrics import PrometheusMetrics
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RequestRecord
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 

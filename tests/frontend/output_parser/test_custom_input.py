@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from frontend.output_parser.custom_input import CustomInput, input_of
+from frontend.api.openai.chat import CustomInput, input_of
 
 TEXTS = (
     "",

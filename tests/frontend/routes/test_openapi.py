@@ -13,7 +13,7 @@ from starlette.routing import Match, Route, Router
 
 from frontend.app import ExactRoutes
 from frontend.routes.openapi import document
-from frontend.routes.openapi_types import REQUESTS, RESPONSES
+from frontend.routes.openapi_paths import REQUESTS, RESPONSES
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import FakePool
 from tests.frontend.serving import app_over

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontend.api.llama_cpp import completion
+from frontend.api.llama_cpp.completion import COMPLETION as completion
 from frontend.api.openai import chat, completions, responses
 from frontend.api.request_builder import MOST, TokenLimits, allowed, check_total
 from frontend.errors import Unprocessable

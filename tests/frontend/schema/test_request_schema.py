@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from jsonschema_rs import Draft202012Validator, meta
 
 from frontend.errors import SluiceError
-from frontend.routes.openapi_types import REQUESTS
+from frontend.routes.openapi_paths import REQUESTS
 from frontend.schema.base import RequestModel, fields_of, type_info
 from frontend.schema.decoding import convert
 from frontend.schema.json_schema import refused_fields, request_schema

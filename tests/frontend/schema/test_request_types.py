@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from frontend.api.anthropic.messages_request import MessageRequest
-from frontend.api.llama_cpp import completion, infill
+from frontend.api.llama_cpp import completion
 from frontend.api.ollama import chat as ollama_chat
-from frontend.api.ollama import generate as ollama_generate
 from frontend.api.openai.chat_request import ChatRequest
 from frontend.api.openai.completions import CompletionRequest
 from frontend.api.openai.responses_request import ResponseRequest
@@ -64,10 +63,10 @@ STOPPING: dict[str, tuple[type[RequestModel], str, dict[str, Any]]] = {
     "chat": (ChatRequest, "stop", {"messages": USER}),
     "responses": (ResponseRequest, "stop", {"input": "a"}),
     "messages": (MessageRequest, "stop_sequences", {"messages": USER, "max_tokens": 1}),
-    "ollama chat": (ollama_chat.REQUEST, "options.stop", {"model": "m", "messages": USER}),
-    "ollama generate": (ollama_generate.REQUEST, "options.stop", {"model": "m", "prompt": "a"}),
-    "llama.cpp completion": (completion.REQUEST, "stop", {"prompt": "a"}),
-    "llama.cpp infill": (infill.REQUEST, "stop", {"input_prefix": "a", "input_suffix": "b"}),
+    "ollama chat": (ollama_chat.CHAT.REQUEST, "options.stop", {"model": "m", "messages": USER}),
+    "ollama generate": (ollama_chat.GENERATE.REQUEST, "options.stop", {"model": "m", "prompt": "a"}),
+    "llama.cpp completion": (completion.COMPLETION.REQUEST, "stop", {"prompt": "a"}),
+    "llama.cpp infill": (completion.INFILL.REQUEST, "stop", {"input_prefix": "a", "input_suffix": "b"}),
     "sglang generate": (GenerateRequest, "sampling_params.stop", {"text": "a"}),
 }
 

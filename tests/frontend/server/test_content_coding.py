@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from frontend.errors import BadRequest
-from frontend.server import bodies, content_coding
-from frontend.server.content_coding import CODINGS, FEW_BYTES, MAX_FRAMES, SLICE, ZSTD_WINDOW_LOG
+from frontend.server import bodies
+from frontend.server.bodies import CODINGS, FEW_BYTES, MAX_FRAMES, SLICE, ZSTD_WINDOW_LOG
 from frontend.text.tokenizer import Tokenizer
 from shared import messages as m
 from tests.checkpoints import VOCAB
@@ -98,14 +98,14 @@ async def test_large_bodies_are_unpacked_in_slices_off_the_event_loop(
     coding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: list[tuple[bool, int]] = []
-    step = content_coding._Unpacking.step
+    step = bodies._Unpacking.step
 
     def noted(self: Any, most: int) -> bytes:
         made = step(self, most)
         where.append((threading.current_thread() is threading.main_thread(), len(made)))
         return made
 
-    monkeypatch.setattr(content_coding._Unpacking, "step", noted)
+    monkeypatch.setattr(bodies._Unpacking, "step", noted)
     data = bytes(5 * SLICE + 17)
     assert b"".join(await unpacked(PACK[coding](data), coding)) == data
     assert sum(made for here, made in where if here) == FEW_BYTES
@@ -118,7 +118,7 @@ async def test_bomb_is_refused_with_little_memory(
 ) -> None:
     most = 3 << 20
     bomb, made = PACK[coding](bytes(64 << 20)), 0
-    step = content_coding._Unpacking.step
+    step = bodies._Unpacking.step
 
     def counted(self: Any, most: int) -> bytes:
         nonlocal made
@@ -126,7 +126,7 @@ async def test_bomb_is_refused_with_little_memory(
         made += len(data)
         return data
 
-    monkeypatch.setattr(content_coding._Unpacking, "step", counted)
+    monkeypatch.setattr(bodies._Unpacking, "step", counted)
     async with http_client(pool(), tokenizer, max_body_bytes=most) as http:
         refused = await http.post("/v1/completions", content=bomb, headers={"Content-Encoding": coding})
         assert refused.status_code == 413 and "--max-body-bytes" in refused.text

@@ -10,8 +10,7 @@ from starlette.types import Receive, Scope, Send
 from frontend.api.openai import completions
 from frontend.errors import DeadlineExceeded, MethodNotAllowed, Overloaded
 from frontend.server.access import ApiKeys, Hosts, Origins, own_tenant
-from frontend.server.middleware import RequestMiddleware
-from frontend.server.request_record import RequestRecord
+from frontend.server.middleware import RequestMiddleware, RequestRecord
 
 
 class Site:

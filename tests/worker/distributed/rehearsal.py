@@ -27,7 +27,7 @@ from worker.distributed.exchange import Exchange
 from worker.engine.build import load_engine
 from worker.engine.load_model import find_model
 from worker.engine.ranks_on_gpu import measure
-from worker.kv_cache.memory import GpuMemoryReader
+from worker.kv_cache.sizing import GpuMemoryReader
 from worker.models.load import load
 from worker.operations import TORCH
 

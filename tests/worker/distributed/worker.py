@@ -17,7 +17,7 @@ from worker.distributed import exchange, leader
 from worker.distributed.messages import ON_GPUS
 from worker.distributed.rendezvous import Group, Hosts
 from worker.engine.build import Engine, load_engine
-from worker.host_follower import follow
+from worker.follower import follow
 from worker.model_runner.check_kernels import advance, sequences_of
 from worker.model_runner.warmup import GREEDY, StepLimits
 from worker.scheduler.sequence import Chunk, Plan, Sequence

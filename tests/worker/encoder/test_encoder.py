@@ -22,7 +22,7 @@ from shared.config.worker import WorkerConfig
 from shared.gguf.config_encoder import unigram
 from shared.gguf.translated import translated
 from tests import encoders
-from worker.encoder.runner import EncoderRunner
+from worker.encoder.encoder import EncoderRunner
 from worker.engine.build import Engine, load_engine
 from worker.operations import FAST
 from worker.scheduler.sequence import Chunk, Plan, Sequence

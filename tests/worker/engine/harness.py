@@ -12,9 +12,8 @@ from shared.wire import pack_u32, unpack_u32
 from tests.patience import PATIENCE_S
 from tests.wire.harness import VOCAB, Done, expected, next_id
 from worker.engine.loop import Loop
-from worker.engine.metrics import Metrics
+from worker.engine.metrics import Metrics, Stats
 from worker.engine.requests import RequestTable
-from worker.engine.stats import Stats
 from worker.engine.transport import FrontendGone
 from worker.engine.validation import no_images
 from worker.kv_cache.pages import PagePool

@@ -11,9 +11,8 @@ from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
 from tests.e2e.server import free_port
 from tests.patience import PATIENCE_S
-from worker.engine import kv_event_publisher as publishers
-from worker.engine.kv_event_publisher import END, KvEventPublisher, binds, start
-from worker.engine.kv_events import PageJournal
+from worker.engine import kv_events as publishers
+from worker.engine.kv_events import END, KvEventPublisher, PageJournal, binds, start
 from worker.kv_cache.pages import PagePool
 from worker.scheduler.paging import Paging
 

@@ -1,6 +1,6 @@
-"""Tests of worker/engine/stats.py."""
+"""Tests of worker/engine/metrics.py."""
 
-from worker.engine.stats import SAMPLES, WINDOW_S, BusyRate, Rate, Recent, quantile
+from worker.engine.metrics import SAMPLES, WINDOW_S, BusyRate, Rate, Recent, quantile
 
 
 def test_rate_covers_the_last_window_only() -> None:

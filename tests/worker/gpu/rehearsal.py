@@ -34,9 +34,8 @@ from shared.wire import pack_u32
 from tests.adapters import draw_adapter
 from worker.engine.build import Engine
 from worker.engine.loop import Loop
-from worker.engine.metrics import Metrics
+from worker.engine.metrics import Metrics, Stats
 from worker.engine.requests import RequestTable
-from worker.engine.stats import Stats
 from worker.lora.store import AdapterStore
 from worker.model_runner.cuda_graph_inputs import FREE_PADDING
 from worker.model_runner.runner import Runner

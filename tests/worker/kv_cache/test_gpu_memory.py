@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from worker.kv_cache.memory import GpuMemoryReader
-from worker.kv_cache.sizing import GpuMemory
+from worker.kv_cache.sizing import GpuMemory, GpuMemoryReader
 
 DEVICE = torch.device("cuda:0")
 

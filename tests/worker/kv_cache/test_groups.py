@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.worker.kv_cache.harness import SPEC
 from worker.kv_cache.tensors import CacheGroup, cache_groups, one_group
-from worker.ops.recurrent.mamba2 import ShortConvShape
+from worker.ops.recurrent_state import ShortConvShape
 from worker.spec import LayerSpec, ModelSpec
 
 

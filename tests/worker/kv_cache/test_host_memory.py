@@ -6,8 +6,7 @@ import pytest
 
 from shared.config.declaration import ConfigError
 from shared.machine import Memory
-from worker.kv_cache.memory import check_host_memory, check_host_of_several
-from worker.kv_cache.sizing import GIB, WeightsSize
+from worker.kv_cache.sizing import GIB, WeightsSize, check_host_memory, check_host_of_several
 
 MACHINE = Memory(total=32 * GIB, available=20 * GIB, swap=0)
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.prefix_identity import PrefixIdentity
-from worker.kv_cache import prefix_cache, window
+from worker.kv_cache import pages as pages_module
+from worker.kv_cache import prefix_cache
 from worker.kv_cache.pages import SCRATCH, PagePool
 from worker.kv_cache.prefix_cache import PrefixCache
 
@@ -155,7 +156,7 @@ class WindowedCache:
 
 @pytest.fixture
 def windowed(monkeypatch: pytest.MonkeyPatch) -> WindowedCache:
-    monkeypatch.setattr(window, "KEY_BLOCK", 2)
+    monkeypatch.setattr(pages_module, "KEY_BLOCK", 2)
     return WindowedCache()
 
 

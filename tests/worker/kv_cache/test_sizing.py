@@ -10,6 +10,7 @@ from shared.config.declaration import ConfigError
 from shared.config.settings import ModelConfig
 from shared.config.worker import WorkerConfig, with_default_sizes
 from tests.worker.kv_cache.harness import SPEC
+from worker.kv_cache.pages import chunk_pages, window_pages
 from worker.kv_cache.sizing import (
     GIB,
     RESERVED_BYTES,
@@ -22,8 +23,7 @@ from worker.kv_cache.sizing import (
     size_pool,
 )
 from worker.kv_cache.tensors import CacheGroup, bytes_per_page, bytes_per_state, one_group
-from worker.kv_cache.window import chunk_pages, window_pages
-from worker.ops.recurrent.delta_net import DeltaNetShape
+from worker.ops.recurrent_state import DeltaNetShape
 from worker.spec import LayerSpec, ModelSpec
 
 H200 = GpuMemory("NVIDIA H200", free=138 * GIB, total=140 * GIB, utilization=0.9)

@@ -1,6 +1,6 @@
 """The number of slots for recurrent states."""
 
-from worker.kv_cache.window import slots_per_sequence, usable_slots
+from worker.kv_cache.pages import slots_per_sequence, usable_slots
 
 
 def test_slots_per_sequence_are_one_to_read_and_one_for_each_step_in_flight() -> None:

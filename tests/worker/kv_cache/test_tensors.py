@@ -10,7 +10,7 @@ import torch
 from tests.worker.kv_cache.harness import SPEC
 from worker.kv_cache.tensors import CacheGroup, KVCache, bytes_per_page, bytes_per_state, one_group
 from worker.ops.paged_kv import FOUR_BITS, row_dtypes
-from worker.ops.recurrent.delta_net import DeltaNetShape
+from worker.ops.recurrent_state import DeltaNetShape
 from worker.spec import LayerSpec
 
 [ALL] = one_group(SPEC)

@@ -3,7 +3,7 @@
 import pytest
 
 from shared.config.worker import WorkerConfig, with_default_sizes
-from worker.kv_cache.window import KEY_BLOCK, chunk_pages, chunk_tokens, first_kept, window_pages
+from worker.kv_cache.pages import KEY_BLOCK, chunk_pages, chunk_tokens, first_kept, window_pages
 
 
 @pytest.mark.parametrize("window", [1, 2, 127, 128, 129, 512])

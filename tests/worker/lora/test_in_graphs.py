@@ -31,8 +31,7 @@ from worker.model_runner.cuda_graphs import StepGraphs
 from worker.model_runner.hidden_states import CapturedStates, HiddenStates, ReadStep, read_step
 from worker.model_runner.runner import Runner
 from worker.models.decoder import Decoder
-from worker.models.forward_inputs import ForwardInputs
-from worker.models.interface import Forward
+from worker.models.forward_inputs import Forward, ForwardInputs
 from worker.ops.linear.packed import PackedLinear
 from worker.scheduler.policy import SchedulerConfig
 from worker.scheduler.scheduler import Scheduler

@@ -19,7 +19,7 @@ from tests.worker.model_runner.harness import (
     scores,
     traffic,
 )
-from worker.kv_cache import window
+from worker.kv_cache import pages as pages_module
 from worker.model_runner import cuda_graphs
 from worker.model_runner.cuda_graph_capture import Captured, EagerGraph, Graph
 from worker.model_runner.cuda_graphs import StepGraphs
@@ -43,7 +43,7 @@ class Counted(EagerGraph):
 @pytest.fixture(autouse=True)
 def return_pages_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the block in which kernels read keys to one position, so that short sequences return pages, too."""
-    monkeypatch.setattr(window, "KEY_BLOCK", 1)
+    monkeypatch.setattr(pages_module, "KEY_BLOCK", 1)
 
 
 @pytest.fixture

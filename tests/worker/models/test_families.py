@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config import spec_from_config
-from worker.ops.recurrent.delta_net import DeltaNetShape
+from worker.ops.recurrent_state import DeltaNetShape
 from worker.spec import ExpertGroups, ExpertsSpec, LatentSpec, LayerSpec, RopeSpec
 
 LLAMA32_1B: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config import spec_from_config
-from worker.ops.recurrent.mamba2 import Mamba2Shape
+from worker.ops.recurrent_state import Mamba2Shape
 
 GRANITE4_TINY: dict[str, Any] = {
     "model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False,

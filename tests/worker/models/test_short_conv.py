@@ -6,7 +6,7 @@ import pytest
 
 from worker.checkpoint.checkpoint import UnsupportedModel
 from worker.models.config import spec_from_config
-from worker.ops.recurrent.mamba2 import ShortConvShape
+from worker.ops.recurrent_state import ShortConvShape
 
 LFM2_1B: dict[str, Any] = {
     "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,

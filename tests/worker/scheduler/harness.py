@@ -15,8 +15,7 @@ from math import inf
 from typing import Any
 
 from shared.messages import Outcome, Sampling
-from worker.kv_cache.pages import PagePool
-from worker.kv_cache.window import first_kept
+from worker.kv_cache.pages import PagePool, first_kept
 from worker.scheduler.drafts import Drafter
 from worker.scheduler.ngrams import NgramDrafter
 from worker.scheduler.policy import SchedulerConfig

@@ -3,9 +3,8 @@
 import pytest
 
 from tests.worker.scheduler.harness import Rig, commit
-from worker.kv_cache import window
-from worker.kv_cache.pages import PagePool
-from worker.kv_cache.window import chunk_pages, window_pages
+from worker.kv_cache import pages as pages_module
+from worker.kv_cache.pages import PagePool, chunk_pages, window_pages
 from worker.scheduler.paging import Paging
 from worker.scheduler.sequence import PromptScores, Sequence
 
@@ -157,7 +156,7 @@ LONG = list(range(100, 140))  # ten pages of 4
 @pytest.fixture
 def windowed(monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Chunks have 8 tokens. A window of 6 tokens needs at most 4 pages of 4 tokens, and 4 more pages for chunks."""
-    monkeypatch.setattr(window, "KEY_BLOCK", KEY_BLOCK)
+    monkeypatch.setattr(pages_module, "KEY_BLOCK", KEY_BLOCK)
     return Rig(pages=41, windows={WINDOW: 21}, prefill_chunk_size=8)
 
 

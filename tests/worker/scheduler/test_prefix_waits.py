@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.worker.scheduler.harness import Rig, shape
-from worker.kv_cache import window
+from worker.kv_cache import pages as pages_module
 from worker.scheduler.sequence import Sequence
 
 SHARED = [*range(1, 11)] * 3  # 30 tokens: 7 full pages of 4
@@ -88,7 +88,7 @@ def test_requests_after_a_failed_step_wait_again() -> None:
 
 
 def test_prompt_gets_pages_for_what_a_waiting_prompt_leaves_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "KEY_BLOCK", 1)
+    monkeypatch.setattr(pages_module, "KEY_BLOCK", 1)
     rig = Rig(pages=200, windows={8: 60}, max_step_tokens=32, prefill_chunk_size=16)
     prompt = list(range(100, 148))
     for tokens in (prompt, [*prompt, 1], [200] * 48):  # the second one waits for the pages of the first

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.worker.scheduler.harness import EOS, OracleDrafter, Rig, reference, set_drafter
-from worker.kv_cache import window
-from worker.kv_cache.window import slots_per_sequence
+from worker.kv_cache import pages as pages_module
+from worker.kv_cache.pages import slots_per_sequence
 from worker.scheduler import pipeline as stages_module
 from worker.scheduler import step_time
 from worker.scheduler.policy import SchedulerConfig
@@ -89,7 +89,7 @@ class Machine(RuleBasedStateMachine):
         self.small = ExitStack()  # sizes that suit these small prompts
         self.small.enter_context(patch.multiple(step_time, MIN_PREFILL_TOKENS=floor, TILE=1))
         self.small.enter_context(patch.object(stages_module, "LEAST_PROMPT_TOKENS", least))
-        self.small.enter_context(patch.object(window, "KEY_BLOCK", key_block))
+        self.small.enter_context(patch.object(pages_module, "KEY_BLOCK", key_block))
         overlap = overlap and stages == 1
         if page_size == 0:  # contiguous: a page is a whole sequence
             page_size, spare = config["max_seq_len"], spare // 5
@@ -107,8 +107,8 @@ class Machine(RuleBasedStateMachine):
 
     def pages_of(self, one: int, page_size: int, spare: int, config: dict[str, Any]) -> int:
         """Returns a pool size: the most pages that a sequence needs at a time, plus `spare` pages."""
-        chunk = window.chunk_tokens(SchedulerConfig(**config), config["max_seq_len"])
-        return 1 + window.window_pages(one, page_size) + window.chunk_pages(chunk, page_size) + spare
+        chunk = pages_module.chunk_tokens(SchedulerConfig(**config), config["max_seq_len"])
+        return 1 + pages_module.window_pages(one, page_size) + pages_module.chunk_pages(chunk, page_size) + spare
 
     @rule(sequence=submits)
     def submit(self, sequence: dict[str, Any]) -> None:

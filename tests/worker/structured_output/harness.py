@@ -17,9 +17,8 @@ from tests.worker.engine.harness import Bench as LoopBench
 from tests.worker.engine.harness import FakeServer
 from worker.engine.build import Engine, load_engine
 from worker.engine.loop import Loop
-from worker.engine.metrics import Metrics
+from worker.engine.metrics import Metrics, Stats
 from worker.engine.requests import RequestTable
-from worker.engine.stats import Stats
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"enum": [1, 2, 34]}},
           "required": ["name", "age"], "additionalProperties": False}  # fmt: skip

@@ -6,7 +6,7 @@ from torch.nn.functional import gelu
 
 from worker.operations import FAST
 from worker.ops.linear.packed import pack
-from worker.vision.activations import activated_linear, exact_gelu, gated_linear
+from worker.vision.encoder import activated_linear, exact_gelu, gated_linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

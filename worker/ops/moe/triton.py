@@ -20,8 +20,7 @@ from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.triton_low_bit import fitted
 from worker.ops.linear.triton_tiles import Tile
 from worker.ops.moe.packed import Experts, Gather, PackedExperts
-from worker.ops.moe.triton_grouped import grouped_linear_triton
-from worker.ops.moe.triton_grouped_low_bit import can_be_gated, quantized_grouped_linear_triton
+from worker.ops.moe.triton_grouped import can_be_gated, grouped_linear_triton, quantized_grouped_linear_triton
 from worker.ops.moe.triton_routing import Groups, choose_experts_triton, count_loads_triton, group_slots_triton
 from worker.spec import ACTIVATIONS, Activation, ExpertGroups
 

@@ -5,15 +5,13 @@ The structures have the same fields, in the same order, as the structs in csrc/r
 
 import ctypes
 from ctypes import Structure, c_float, c_int, c_long, c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from worker.ops.native import MAX_TAPS, available, kernels
-from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
-from worker.ops.recurrent_state import RecurrentState, StateSlots
+from worker.ops.recurrent.reference import DeltaNetWeights, Mamba2Weights
+from worker.ops.recurrent_state import DeltaNetShape, Mamba2Shape, RecurrentC, RecurrentState, StateSlots
 
 
 class MatrixLayerStruct(Structure):
@@ -34,16 +32,6 @@ class _Step(Structure):
         *((name, c_void_p) for name in ("projected", "gates", "read_slots", "write_slots", "query_start_loc")),
         ("scratch", c_void_p), ("out", c_void_p),
     ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentC:
-    """A recurrent layer without its linears, as the C library reads it."""
-
-    function: str  # a field of library.Kernels
-    struct: Structure
-    row_floats: int  # how much scratch memory each row of a step needs, in floats
-    referenced: tuple[object, ...]  # the owners of the memory that the struct points to
 
 
 def matrix_layer(

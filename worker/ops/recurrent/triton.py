@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.recurrent.delta_net import LENGTH_EPS, DeltaNetShape, DeltaNetWeights
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights
-from worker.ops.recurrent_state import RecurrentState, StateSlots
+from worker.ops.recurrent.reference import LENGTH_EPS, DeltaNetWeights, Mamba2Weights
+from worker.ops.recurrent_state import DeltaNetShape, Mamba2Shape, RecurrentState, StateSlots
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -115,7 +114,7 @@ def delta_net_triton(
 # Triton kernels for Mamba-2.
 #
 # One program advances some columns of the state of one head through all rows of one sequence in the step. The state
-# stays in registers, as in delta_net.py.
+# stays in registers, as in the gated delta rule.
 
 
 @triton.jit(do_not_specialize=["stride"])

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from frontend.api.llama_cpp import logit_bias
-from frontend.api.llama_cpp.logit_bias import MOST_BIAS
+from frontend.api.llama_cpp import options
+from frontend.api.llama_cpp.options import MOST_BIAS
 from frontend.errors import Unprocessable
 from frontend.schema.base import FieldError
 from frontend.text.tokenizer import Tokenizer
@@ -28,8 +28,8 @@ from tests.fakes import context
 async def test_texts_stand_for_their_tokens_and_later_entries_replace_earlier_ones(
     tokenizer: Tokenizer, biases: Any, added: dict[int, float], forbidden: list[int]
 ) -> None:
-    logit_bias.check(biases)
-    found = await logit_bias.by_token(biases, context(tokenizer))
+    options.check_logit_bias(biases)
+    found = await options.logit_bias_by_token(biases, context(tokenizer))
     assert (found.added, found.forbidden) == (added, forbidden)
 
 
@@ -39,14 +39,14 @@ async def test_texts_stand_for_their_tokens_and_later_entries_replace_earlier_on
 )
 def test_entries_that_are_no_pairs_are_refused(biases: Any) -> None:
     with pytest.raises(FieldError, match="`logit_bias` must"):
-        logit_bias.check(biases)
+        options.check_logit_bias(biases)
 
 
 def test_too_many_entries_are_refused() -> None:
     with pytest.raises(FieldError, match="at most"):
-        logit_bias.check({str(id): 1.0 for id in range(5000)})
+        options.check_logit_bias({str(id): 1.0 for id in range(5000)})
 
 
 async def test_id_outside_the_vocabulary_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(Unprocessable, match="`logit_bias`"):
-        await logit_bias.by_token([[999, 1.0]], context(tokenizer))
+        await options.logit_bias_by_token([[999, 1.0]], context(tokenizer))

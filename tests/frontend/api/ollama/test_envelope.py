@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.api.ollama.output import check_model, error, rfc3339, tagged
+from frontend.api.ollama.chat import check_model, error, rfc3339, tagged
 from frontend.errors import UnknownModel
 from frontend.text.tokenizer import Tokenizer
 from tests.fakes import MODEL, context

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontend.api.pooling.segments import SegmentedText, merged, segmented
+from frontend.api.pooling.fields import SegmentedText, merged, segmented
 from frontend.errors import Unprocessable
 from frontend.request import Segments
 from frontend.text.tokenizer import Tokenizer

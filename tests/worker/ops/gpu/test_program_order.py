@@ -21,9 +21,8 @@ from tests.worker.ops.harness.triton_files import TRITON_FILES
 from worker.ops.launch_options import GpuOptions
 from worker.ops.linear.packed_codes import pack_codes
 from worker.ops.quantized_weight import E2M1, INT4, INT8, NF4, Kind, quantize
-from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, ShortConvShape
-from worker.ops.recurrent_state import NO_STATE, RecurrentState
+from worker.ops.recurrent.reference import DeltaNetWeights, Mamba2Weights
+from worker.ops.recurrent_state import NO_STATE, DeltaNetShape, Mamba2Shape, RecurrentState, ShortConvShape
 from worker.spec import RecurrentShape
 
 pytestmark = [

@@ -33,8 +33,7 @@ from worker.ops.linear import triton_tiles as tiles
 from worker.ops.linear.packed import PackedLinear
 from worker.ops.linear.packed_codes import ROWS
 from worker.ops.moe import experts
-from worker.ops.moe.packed import Experts, PackedExperts
-from worker.ops.moe.packed_codes import ExpertCodes
+from worker.ops.moe.packed import ExpertCodes, Experts, PackedExperts
 from worker.ops.quantized_weight import E2M1, INT4
 from worker.spec import Activation
 

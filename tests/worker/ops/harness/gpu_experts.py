@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.worker.ops.harness.cases import random
 from worker.ops.linear.packed import PackedLinear
-from worker.ops.moe.packed import Experts, PackedExperts
-from worker.ops.moe.packed_codes import pack_experts_on_gpu
+from worker.ops.moe.packed import Experts, PackedExperts, pack_experts_on_gpu
 from worker.ops.quantized_weight import CodeMap, Kind, QuantizedWeight, quantize, quantize_groups
 from worker.spec import Activation
 

@@ -11,8 +11,8 @@ from tests.worker.ops.harness import recurrent
 from tests.worker.ops.harness.cpu_tiers import dtypes, needs_library, tier
 from worker.ops.recurrent import delta_net
 from worker.ops.recurrent import native as in_c
-from worker.ops.recurrent.delta_net import DeltaNetShape, DeltaNetWeights, delta_net_torch
-from worker.ops.recurrent_state import StateSlots
+from worker.ops.recurrent.reference import DeltaNetWeights, delta_net_torch
+from worker.ops.recurrent_state import DeltaNetShape, StateSlots
 
 __all__ = ["tier"]
 

@@ -11,8 +11,8 @@ from tests.worker.ops.harness import recurrent
 from tests.worker.ops.harness.cpu_tiers import dtypes, needs_library, tier
 from worker.ops.recurrent import mamba2
 from worker.ops.recurrent import native as in_c
-from worker.ops.recurrent.mamba2 import Mamba2Shape, Mamba2Weights, mamba2_torch
-from worker.ops.recurrent_state import StateSlots
+from worker.ops.recurrent.reference import Mamba2Weights, mamba2_torch
+from worker.ops.recurrent_state import Mamba2Shape, StateSlots
 
 __all__ = ["tier"]
 

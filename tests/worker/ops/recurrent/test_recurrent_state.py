@@ -1,9 +1,7 @@
 import pytest
 import torch
 
-from worker.ops.recurrent.delta_net import DeltaNetShape
-from worker.ops.recurrent.mamba2 import Mamba2Shape, ShortConvShape
-from worker.ops.recurrent_state import RecurrentState
+from worker.ops.recurrent_state import DeltaNetShape, Mamba2Shape, RecurrentState, ShortConvShape
 from worker.spec import RecurrentShape
 
 

@@ -10,8 +10,8 @@ from tests.worker.ops.harness import recurrent
 from tests.worker.ops.harness.cases import TRITON_DTYPES
 from tests.worker.ops.harness.cpu_tiers import dtypes, needs_library, tier
 from worker.ops.recurrent import short_conv
-from worker.ops.recurrent.mamba2 import ShortConvShape, short_conv_torch
-from worker.ops.recurrent_state import StateSlots
+from worker.ops.recurrent.reference import short_conv_torch
+from worker.ops.recurrent_state import ShortConvShape, StateSlots
 
 __all__ = ["tier"]
 

@@ -205,7 +205,7 @@ USES_AVX2 static void tq1_0(const uint8_t *block, uint8_t *codes, float *scale, 
     if (codes) ternary(block + 48, 4, 4, ternary(block + 32, 16, 5, ternary(block, 32, 5, codes)));
 }
 
-/* The formats with grids (worker/quantization/gguf_grids.py). A grid is given: each byte of its entries is the index of
+/* The formats with grids (worker/quantization/gguf.py). A grid is given: each byte of its entries is the index of
  * a number. SIGN is set in the codes of negative numbers. */
 #define EACH_BYTE 0x0101010101010101ull
 #define SIGN 8

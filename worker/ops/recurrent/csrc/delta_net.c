@@ -1,6 +1,6 @@
 /* The gated delta rule (Gated DeltaNet): a layer whose state is one matrix per sequence and value head, not a KV cache.
  *
- * worker/ops/recurrent/delta_net.py has the formulas. The state advances token by token, with a fixed order of
+ * worker/ops/recurrent/reference.py has the formulas. The state advances token by token, with a fixed order of
  * additions. So a row has the same bits with every chunking of the prompt and with any other sequences in the step. The
  * columns of a state are independent of each other: a thread advances COLUMNS columns through all tokens of a sequence,
  * and keeps them in the L1 cache meanwhile. */

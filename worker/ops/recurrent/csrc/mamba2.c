@@ -1,6 +1,6 @@
 /* Mamba-2: a layer whose state is one matrix per sequence and head, not a KV cache.
  *
- * worker/ops/recurrent/mamba2.py has the formulas. As in delta_net.c, the state advances token by token, so a row
+ * worker/ops/recurrent/reference.py has the formulas. As in delta_net.c, the state advances token by token, so a row
  * has the same bits with every chunking of the prompt and with any other sequences in the step. */
 #include "state_columns.h"
 

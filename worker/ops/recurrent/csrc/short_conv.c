@@ -1,4 +1,4 @@
-/* The short convolution layer of LFM2. worker/ops/recurrent/mamba2.py has the formulas. */
+/* The short convolution layer of LFM2. worker/ops/recurrent/reference.py has the formulas. */
 #include "convolution.h"
 
 /* A row of `projected` holds b, c, x, in this order. There are no gates. `scratch` holds the convolution's inputs

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.worker.ops.harness.cases import random
 from tests.worker.ops.harness.quantized import CODE_MAPS, quantized, with_scales
 from worker.ops.linear.packed_codes import ROWS, unpack_codes
-from worker.ops.moe.packed_codes import pack_experts_on_gpu
+from worker.ops.moe.packed import pack_experts_on_gpu
 from worker.ops.quantized_weight import INT4, INT8, NF4, CodeMap, QuantizedWeight
 
 Parts = list[Tensor | QuantizedWeight]
