@@ -60,8 +60,10 @@ class Modules(Mapping[str, T], Generic[T]):
 
 
 class ApiFormat(Protocol):
-    """The functions of a module that implements one API format, such as frontend/api/openai/chat.py. A module with several
-    formats has an object for each."""
+    """The functions of a module that implements one API format, such as frontend/api/openai/chat.py.
+
+    A module with several formats has an object for each.
+    """
 
     NAME: str  # the format's name in logs and traces
     PREFIX: str  # the prefix of a response's id

@@ -1,8 +1,8 @@
 """OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
 
 A stream has a chunk with each choice's role, text chunks, chunks with the finish reasons, a usage chunk if requested,
-and `[DONE]`. chunk_writer.py writes those of plain chats; this module reads the request, and writes the chunks with tool
-calls or reasoning and the response that is not streamed.
+and `[DONE]`. chunk_writer.py writes those of plain chats. This module reads the request, and writes the chunks with
+tool calls or reasoning and the response that is not streamed.
 """
 
 import re
