@@ -182,6 +182,27 @@ async def test_full_parts_are_moved_to_the_store(
     assert await open_store.read(read) == b"".join([EVENT % number for number in range(21)])
 
 
+async def test_full_parts_wait_for_their_answers_and_are_deleted_unread(
+    open_store: Store, logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_log, "PART_BYTES", 1)  # each frame is a part
+    monkeypatch.setattr(answers, "extend", None)  # an answer that has ended has been moved from memory
+    log = logs.current()
+    await begun(open_store, log, "a", "b")
+    for one in (record(0), record(0, "b"), record(1), record(1, "b")):
+        await written(log, one)
+
+    async def left() -> set[int | None]:
+        done = await open_store.write(logs.tidy)
+        await open_store.read(partial(logs.book.delete, parts=done))
+        return {part.part for part in await open_store.read(logs.book.parts)}
+
+    assert await left() >= {None, 0, 1, 2, 3}
+    await open_store.write(partial(answers.end, id="a", epoch=1, status="completed", response=None, stream=None))
+    assert not await left() & {0, 2}
+    assert await left() >= {None, 1, 3}
+
+
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 async def test_write_that_fails_leaves_no_half_of_a_frame(
     open_store: Store, logs: Logs, other: Logs, monkeypatch: pytest.MonkeyPatch
