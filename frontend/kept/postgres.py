@@ -143,6 +143,9 @@ class Postgres:
         wire.adapters.register_loader("numeric", _IntegerLoader)
         return wire
 
+    def check(self, db: Connection) -> None:
+        pass  # a database cannot be deleted while somebody is connected
+
     def begin(self, db: Connection) -> None:
         cast(Session, db).begin()
 

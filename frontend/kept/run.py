@@ -366,6 +366,14 @@ class Run:
                 self._events.add(NOT_KEPT % error.message.encode())
                 self._show(self._events.length)
 
+    def disowned(self) -> None:
+        """Notes that the store does not have this answer as one of this process."""
+        problem = self.log.problem()
+        if problem is None or self.answer.background:
+            self.lost()
+        else:
+            self._not_kept(problem)
+
     def lost(self) -> None:
         """Ends here: the answer was deleted, or another process owns it."""
         if not self.over:
@@ -418,6 +426,8 @@ class Run:
     def _end_committed(self, at: int, last: bytes, owned: bool, error: StoreError | None) -> None:
         if self.cut:
             return
+        if error is None and not owned:
+            error = self.log.problem()
         if error is not None and self.answer.background:
             self._wait_for_store(error)
             return

@@ -210,6 +210,7 @@ class Store:
         now = time.monotonic()
         beats = now - self._beaten_at >= BEAT_S
         if beats:
+            self.database.check(db)
             db.execute(
                 "INSERT INTO owners VALUES (?, clock()) ON CONFLICT (id) DO UPDATE SET seen = excluded.seen",
                 (self.owner,),

@@ -83,6 +83,10 @@ class StreamLog:
         self.ended = self.ended or self._writer.is_lost()
         return self.ended
 
+    def problem(self) -> StoreError | None:
+        """Returns why what was written is lost, with the store that it belonged to; None: it is not."""
+        return StoreError(f"{self._writer.name} is lost with its store") if self._writer.is_lost() else None
+
     def prepare(self) -> None:
         """Makes the fence, before an answer is written to the store that is to be logged here. In the store's thread.
 

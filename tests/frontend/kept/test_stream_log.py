@@ -16,9 +16,9 @@ from frontend.kept.answers import Record
 from frontend.kept.database import Damaged, LogPart, StoreError
 from frontend.kept.store import Store
 from frontend.kept.stream_log import HEAD, Logs, StreamLog, frame_of
-from tests.frontend.kept.harness import Held, KeptStore, keeping, opened
+from tests.frontend.kept.harness import Held, KeptStore, blocks, keeping, opened
 from tests.frontend.kept.test_store import answer
-from tests.frontend.kept.test_streams import NAMED, TEXT, again, head
+from tests.frontend.kept.test_streams import NAMED, TEXT, again, body, head
 from tests.frontend.serving import until
 from tests.frontend.speaking import Model
 from tests.patience import PATIENCE_S
@@ -257,6 +257,37 @@ async def test_offset_beyond_what_is_kept_is_refused_by_every_frontend(qwen: Mod
     last = await opened(store, "last")
     assert await last.read(last.database.logbook().parts) == []
     await last.close()
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("silent", [False, True])
+async def test_stream_goes_on_unkept_when_the_store_is_deleted(
+    qwen: Model, store: KeptStore, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """silent: whether the frontend has opened a new file before the stream goes on"""
+    for name, value in {"kept.WATCH_S": 0.05, "store.BEAT_S": 0.05, "store.RETRY_S": 0.05}.items():
+        monkeypatch.setattr(f"frontend.kept.{name}", value)
+    held, (file,) = Held(qwen.tokenizer, TEXT), store.files
+    held.allowed = 9
+    async with (
+        keeping(held.pool, qwen.tokenizer, store) as url,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http,
+    ):
+        data = b""
+        async with http.stream("POST", "/v1/completions", json=body("/v1/completions"), headers=NAMED) as streamed:
+            async for piece in streamed.aiter_bytes():
+                data += piece
+                if held.allowed == 9 and blocks(data):
+                    for path in file.parent.glob("answers.db*"):
+                        path.unlink()
+                    if silent:
+                        await until(file.exists)
+                    held.finish()
+        assert b"this answer is not kept" in data and data.endswith(b"data: [DONE]\n\n")
+        await until(file.exists)
+        assert (await http.get("/v1/stream", params={"conv_id": NAMED["X-Conversation-Id"]})).status_code == 404
+        kept = await http.post("/v1/completions", json=body("/v1/completions"), headers=NAMED)
+        assert "X-Sluice-Not-Kept" not in kept.headers and await again(http) == kept.content
 
 
 async def test_stream_deleted_by_another_frontend_ends(
