@@ -82,10 +82,10 @@ Identity = tuple[int, int] | None
 
 
 def identity(path: Path) -> Identity:
-    """Returns what no other file has while this one is open; None: there is no file."""
+    """Returns what no other file has while this one is open; None: there is no file, or it cannot be reached."""
     try:
         info = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return info.st_dev, info.st_ino
 
