@@ -9,7 +9,7 @@ from openai.types.responses import (
     ResponseSteerPendingEvent,
 )
 
-from frontend.routes import responses_steering
+from frontend.routes import responses_socket
 from tests.frontend.api.scripted import WEATHER
 from tests.frontend.kept.harness import Held
 from tests.frontend.routes.test_responses_socket import HELLO, Socket, served
@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 async def test_what_cannot_be_added_is_given_back(qwen: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses_steering, "MOST", 1)
+    monkeypatch.setattr(responses_socket, "MOST_STEERS", 1)
     held = holding(qwen, "It was.")
     async with served(held.pool, qwen.tokenizer) as it, it.socket() as socket:
         id = await begun(socket)
