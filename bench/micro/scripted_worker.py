@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,21 @@ READ_BYTES = 1 << 18
 STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 
+@dataclass(slots=True)
+class Group:
+    """Sequences that are stepped together. at: how many output tokens each of them has"""
+
+    live: dict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))  # frontend -> ids of its sequences
+    at: int = 0
+
+
 class ScriptedWorker:
     """Admits every request. `step` sends each sequence its next ids."""
 
     def __init__(self, folder: Path, model: str, words: Sequence[int], vocab: int) -> None:
         """words: the ids that every sequence gets, repeated cyclically."""
-        self.live: dict[bytes, list[int]] = defaultdict(list)  # frontend -> ids of its sequences
+        self.group = Group()  # gets the sequences that are admitted
         self._words = list(words)
-        self._at = 0  # number of output tokens that each sequence has
         identity = Identity(EPOCH, model, "", Limits(1 << 20, vocab, ()))
         status = Status(EPOCH, 1, model, "cpu", "float32", WorkerState.READY, max_seq_len=1 << 20)
         self._server = WireServer(WireConfig(run_dir=str(folder)), identity, 30.0, lambda: status)
@@ -55,26 +63,25 @@ class ScriptedWorker:
             if isinstance(message, Submit):
                 received[sender].append(message.id)
         for sender, ids in received.items():
-            self.live[sender] += ids
+            self.group.live[sender] += ids
             self._server.publish(sender, Step(EPOCH, 0, admitted=tuple(Admitted(id, 1) for id in ids)))
             if first:
-                self._at = 1
+                self.group.at = 1
                 self._server.publish(sender, _tokens(ids, 0, self._words[:1]))
         self._server.flush()
         return sum(map(len, received.values()))
 
     def step(self, count: int = 1, *, last: bool = False) -> None:
         """Sends `count` tokens to every sequence. last: whether all sequences end with these tokens."""
-        at, self._at = self._at, self._at + count
+        at, self.group.at = self.group.at, self.group.at + count
         run = [self._words[(at + i) % len(self._words)] for i in range(count)]
-        for sender, ids in self.live.items():
-            ends = tuple(End(id, Outcome.LENGTH, self._at) for id in ids) if last else ()
+        for sender, ids in self.group.live.items():
+            ends = tuple(End(id, Outcome.LENGTH, self.group.at) for id in ids) if last else ()
             self._server.publish(sender, _tokens(ids, at, run, ends))
         self._server.progress()
         self._server.flush()
         if last:
-            self.live.clear()
-            self._at = 0
+            self.group = Group()
 
 
 def _tokens(ids: Sequence[int], at: int, run: Sequence[int], ends: tuple[End, ...] = ()) -> Step:

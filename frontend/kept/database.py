@@ -191,6 +191,9 @@ class Database(Protocol):
     def open(self) -> Connection:
         """Opens a connection, and makes the tables if there are none. Raises OSError, too."""
 
+    def check(self, db: Connection) -> None:
+        """Raises one of `errors` if the connection's database is not the one that others open now."""
+
     def begin(self, db: Connection) -> None:
         """Begins a transaction that excludes those of other processes."""
 

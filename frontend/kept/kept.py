@@ -230,7 +230,7 @@ class Kept:
             if cancelled:
                 run.cancel()
             elif cancelled is None and run.logged:
-                run.lost()
+                run.disowned()
 
     async def _tidy(self, *, leaving: bool = False) -> None:
         parts = await self.store.write(partial(self.logs.tidy, leaving=leaving))

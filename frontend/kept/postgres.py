@@ -10,9 +10,10 @@ it either waits for the frame and then reads it, or the frame is never written.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Generator, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from frontend.kept.database import (
     BUSY_S,
@@ -27,6 +28,7 @@ from frontend.kept.database import (
 )
 from shared.config.declaration import ConfigError
 
+T = TypeVar("T")
 MISSING_PACKAGE = "--store with a URL of Postgres needs `pip install 'sluice-llm[postgres]'`"
 
 try:
@@ -50,6 +52,7 @@ NETWORK = {
     "connect_timeout": "5", "keepalives_idle": "5", "keepalives_interval": "2", "keepalives_count": "3",
     "tcp_user_timeout": "10000", "application_name": "sluice", "client_encoding": "utf8",
 }  # fmt: skip
+SILENT_S = 15.0  # a server that sends nothing for so long while it is waited for is given up
 # A process that is stopped within a transaction must not keep the others waiting for long.
 SETTINGS = f"""
 SET search_path TO sluice;
@@ -124,7 +127,7 @@ class Postgres:
 
     def connect(self) -> "psycopg.Connection[Any]":
         # psycopg's overloads know each parameter by name
-        wire = psycopg.connect(autocommit=True, **cast("dict[str, Any]", self._parameters))
+        wire = _Wire.connect(autocommit=True, **cast("dict[str, Any]", self._parameters))
         try:
             if (encoding := wire.info.parameter_status("server_encoding")) != "UTF8":
                 raise _Unfit(f"the database has the encoding {encoding}, and must have UTF8")
@@ -139,6 +142,9 @@ class Postgres:
         wire.adapters.register_loader("text", _TextLoader)
         wire.adapters.register_loader("numeric", _IntegerLoader)
         return wire
+
+    def check(self, db: Connection) -> None:
+        pass  # a database cannot be deleted while somebody is connected
 
     def begin(self, db: Connection) -> None:
         cast(Session, db).begin()
@@ -161,6 +167,34 @@ class Postgres:
 
     def logbook(self) -> "LogRows":
         return LogRows(self)
+
+
+class _Wire(psycopg.Connection[Any]):
+    """A connection that is closed when its server is silent.
+
+    The kernel of a host whose Postgres is stopped goes on acknowledging what it gets, so the settings of NETWORK find
+    nothing wrong.
+    """
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **more: Any) -> T:
+        return super().wait(self._bounded(gen), *args, **more)
+
+    def _bounded(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        """Passes on what psycopg waits for. It is told each tenth of a second, by a false `ready`, of silence."""
+        heard = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                now = time.monotonic()
+                if ready:
+                    heard = now
+                elif now - heard > SILENT_S:
+                    self.close()
+                    raise psycopg.OperationalError(f"the server has sent nothing for {SILENT_S:.0f} s")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return cast(T, end.value)
 
 
 class Session:

@@ -33,7 +33,8 @@ from frontend.request import Delta
 from frontend.server.sse import SERVER_SENT_EVENTS, Framing, StreamWriter
 
 log = logging.getLogger("sluice.frontend")
-BREAK = b"\n\n"
+LINE, BREAK = b"\n", b"\n\n"
+COLON = ord(":")  # how a comment begins
 COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", "cancelled"
 SHUTDOWN = "shutdown"  # the code of the error by which a process that stops ends its generations
 FIRST_READER_S = 10.0  # the shortest time that a run waits for the reader that has requested it
@@ -49,19 +50,37 @@ class EventLog:
 
     def __init__(self, *, numbered: bool) -> None:
         """numbered: whether each event gets a line `id:` with its number"""
-        self.data = bytearray()
+        self.length = 0
+        self._joined = bytearray()
+        self._added: list[bytes] = []  # what follows it
         self._numbered = numbered
         self._count = 0
+
+    @property
+    def data(self) -> bytearray:
+        """All bytes. What changes them changes `length`, too."""
+        if self._added:
+            self._joined += b"".join(self._added)
+            self._added = []
+        return self._joined
+
+    def replace(self, at: int, data: bytes) -> None:
+        """Puts these bytes in place of all from `at` on."""
+        self.data[at:] = data
+        self.length = at + len(data)
 
     def add(self, data: bytes) -> bytes:
         """Adds whole events, and returns them as they are sent."""
         if self._numbered:
-            if data.count(BREAK) == 1 and not data.startswith(b":"):
+            # nearly always it is one event; most have one line, and a single byte is found faster than two
+            one = data.find(LINE) == len(data) - len(BREAK) or data.count(BREAK) == 1
+            if one and data[0] != COLON:
                 data = b"id: %d\n%b" % (self._count, data)
                 self._count += 1
             else:
                 data = b"".join(map(self._event, data.split(BREAK)[:-1]))
-        self.data += data
+        self._added.append(data)
+        self.length += len(data)
         return data
 
     def _event(self, block: bytes) -> bytes:
@@ -73,7 +92,8 @@ class EventLog:
     def restore(self, data: bytes) -> None:
         """Adds bytes that were sent before."""
         self._count += sum(not block.startswith(b":") for block in data.split(BREAK)[:-1])
-        self.data += data
+        self._added.append(data)
+        self.length += len(data)
 
 
 def offset_after(data: bytes | bytearray, number: int, *, name: str) -> int:
@@ -141,7 +161,9 @@ class Run:
         self._store, self._logs, self.log = store, logs, log
         self._writer, self._stream_error, self._gone = writer, stream_error, gone
         self._events = EventLog(numbered=answer.stream_id is not None and manner.framing is SERVER_SENT_EVENTS)
+        self._only = generation.choices[0].stream if len(generation.choices) == 1 else None
         self._number = 0  # of the next record
+        self._latest: Record | None = None  # what was written last
         self._closing = False  # whether the last bytes are made
         self._readers = 0
         self._watchers: tuple[Callable[[], None], ...] = ()  # called when there is more to read
@@ -157,7 +179,7 @@ class Run:
         for piece in pieces:
             self._events.restore(piece.data)
             self._number = piece.number + 1
-        self.shown = len(self._events.data)
+        self.shown = self._events.length
 
     def replay(self, pieces: Sequence[Piece]) -> None:
         """Brings the writer to where another process had left it. Raises ValueError if the tokens are others now."""
@@ -228,6 +250,9 @@ class Run:
 
     def since(self, offset: int) -> bytes:
         """Returns the bytes from `offset` on that readers may have."""
+        latest = self._latest
+        if latest is not None and latest.at == offset and offset + len(latest.data) == self.shown:
+            return latest.data  # a reader that keeps up
         return bytes(self._events.data[offset : self.shown])
 
     async def finished(self) -> bytes:
@@ -277,16 +302,14 @@ class Run:
             self._close(data, arrivals, COMPLETED if error is None else FAILED)
 
     def _polled(self) -> tuple[list[Arrival], list[Delta]]:
-        choices = self.generation.choices
-        if len(choices) == 1:
-            stream = choices[0].stream
+        if (stream := self._only) is not None:
             at, ended = stream.gathered, stream.end is not None
             deltas = self.generation.poll()
-            ids = stream.output[at : stream.gathered]
+            ids = stream.output[at:]
             return [(0, ids, ended)] if ids or ended else [], deltas
         waiting = [
             (index, choice.stream, choice.stream.gathered, choice.stream.end is not None)
-            for index, choice in enumerate(choices)
+            for index, choice in enumerate(self.generation.choices)
             if not choice.done and choice.stream.fresh
         ]
         deltas = self.generation.poll()
@@ -294,7 +317,7 @@ class Run:
         return [one for one in arrivals if one[1] or one[2]], deltas
 
     def _add(self, data: bytes, arrivals: list[Arrival]) -> None:
-        at, number = len(self._events.data), self._number
+        at, number = self._events.length, self._number
         made = self._append(data)
         if not self.manner.logged or self.problem:
             self._show(at + len(made))
@@ -314,6 +337,7 @@ class Run:
         if self.cut or self.over:
             return
         if error is None and (owned or self.problem):
+            self._latest = record
             self._show(record.at + len(record.data))
         elif self._closing:  # the end has all bytes, and says whether they are kept
             return
@@ -344,7 +368,15 @@ class Run:
             self._store.insist(partial(answers.delete, id=self.answer.id))
             if self.manner.framing.keep_alive and not self._closing:
                 self._events.add(NOT_KEPT % error.message.encode())
-                self._show(len(self._events.data))
+                self._show(self._events.length)
+
+    def disowned(self) -> None:
+        """Notes that the store does not have this answer as one of this process."""
+        problem = self.log.problem()
+        if problem is None or self.answer.background:
+            self.lost()
+        else:
+            self._not_kept(problem)
 
     def lost(self) -> None:
         """Ends here: the answer was deleted, or another process owns it."""
@@ -374,7 +406,7 @@ class Run:
             response = with_fields(self.answer.response, status=CANCELLED)
         if response is not None:
             self.response = response
-        at = len(self._events.data)
+        at = self._events.length
         last = self._append(data)
         if self.problem:
             self._ended_unkept(at, last)
@@ -398,27 +430,30 @@ class Run:
     def _end_committed(self, at: int, last: bytes, owned: bool, error: StoreError | None) -> None:
         if self.cut:
             return
+        if error is None and not owned:
+            error = self.log.problem()
         if error is not None and self.answer.background:
             self._wait_for_store(error)
             return
         if error is not None and not self.problem:
             self._not_kept(error)
             if self.manner.framing.keep_alive:  # before the end, after which clients read nothing
-                self._events.data[at:at] = NOT_KEPT % error.message.encode()
-                at = len(self._events.data) - len(last)
+                note = NOT_KEPT % error.message.encode()
+                self._events.replace(at, note + last)
+                at += len(note)
         if self.problem:
             self._ended_unkept(at, last)
         elif not owned:
             self.lost()
         else:
-            self._end(len(self._events.data))
+            self._end(self._events.length)
 
     def _ended_unkept(self, at: int, last: bytes) -> None:
         """Shows the end of an answer that is not kept, whose response says so. last: its last bytes, from `at` on"""
         if self.answer.response:
-            self._events.data[at:] = unkept(last)
+            self._events.replace(at, unkept(last))
             self.response = with_fields(self.response, store=False) if self.response else b""
-        self._end(len(self._events.data))
+        self._end(self._events.length)
 
     def _end(self, length: int) -> None:
         self.over = True

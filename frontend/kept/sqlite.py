@@ -24,6 +24,7 @@ from frontend.kept.database import BUSY_S, SCHEMA, STORED_INDEX, VERSION, Connec
 MAGIC = b"SQLite format 3\0"  # how every file of SQLite begins
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another one whenever the machine starts; Linux has it
 BOOT_CHARS = 8
+DELETED = "the file was deleted, or another one is in its place"
 LOCKED_S = 0.01  # pause between two attempts to get a lock for which SQLite does not wait
 
 
@@ -35,13 +36,20 @@ class SQLite:
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
+        self._opened: Identity = None
 
     def start_problem(self) -> str:
         problem = not_a_file(self.path)
         return f"{problem}; name a file, which is made if there is none" if problem else ""
 
     def open(self) -> Connection:
-        return cast(Connection, open_file(self.path))
+        db = open_file(self.path)
+        self._opened = identity(self.path)
+        return cast(Connection, db)
+
+    def check(self, db: Connection) -> None:
+        if identity(self.path) != self._opened:
+            raise sqlite3.DatabaseError(DELETED)
 
     def begin(self, db: Connection) -> None:
         # A transaction that begins as a writer waits for others; one that becomes a writer later would fail instead.
@@ -68,6 +76,18 @@ class SQLite:
 
     def logbook(self) -> "LogFiles":
         return LogFiles(self.path)
+
+
+Identity = tuple[int, int] | None
+
+
+def identity(path: Path) -> Identity:
+    """Returns what no other file has while this one is open; None: there is no file, or it cannot be reached."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
 
 
 def _sync(path: Path) -> None:
@@ -169,17 +189,20 @@ class LogFile:
 
     errors: tuple[type[Exception], ...] = (OSError,)
 
-    def __init__(self, fence: Path) -> None:
+    def __init__(self, fence: Path, store: Path) -> None:
         self.path, self.name = fence, str(fence)
+        self._store, self._belongs_to = store, identity(store)
         self._fence = self._file = self._part = -1
 
     def make(self) -> None:
-        self._fence = _made(self.path)
+        self._fence, self._belongs_to = _made(self.path), identity(self._store)
 
     def is_lost(self) -> bool:
-        return False
+        return self._fence >= 0 and identity(self._store) != self._belongs_to
 
     def write(self, part: int, frame: bytes) -> bool:
+        if self.is_lost():
+            raise LogGone(f"{self._store}: {DELETED}")
         if part != self._part:
             self._close_part()
             self._file, self._part = _made(self.path.with_name(f"{self.path.name}.{part}")), part
@@ -229,7 +252,7 @@ class LogFiles:
         return self._store.with_name(f"{self._store.name}-streams-{part.owner}-{part.log}{suffix}")
 
     def writer(self, owner: str, log: int) -> LogFile:
-        return LogFile(self.path(LogPart(owner, log, None)))
+        return LogFile(self.path(LogPart(owner, log, None)), self._store)
 
     def parts(self, db: Connection) -> list[LogPart]:
         found = []

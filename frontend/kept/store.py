@@ -158,9 +158,11 @@ class Store:
             return self._db
         if not due:
             raise _Unopened(self.problem)
-        self._opened_at = now
         self._close()
-        self._db = self.database.open()
+        try:
+            self._db = self.database.open()
+        finally:  # an attempt may take seconds, and there is to be time between two of them
+            self._opened_at = time.monotonic()
         return self._db
 
     def _close(self) -> None:
@@ -208,10 +210,13 @@ class Store:
         now = time.monotonic()
         beats = now - self._beaten_at >= BEAT_S
         if beats:
+            self.database.check(db)
             db.execute(
                 "INSERT INTO owners VALUES (?, clock()) ON CONFLICT (id) DO UPDATE SET seen = excluded.seen",
                 (self.owner,),
             )  # fmt: skip
+            # Where a clock was set back, a process that is gone would live until it is as late again.
+            db.execute("UPDATE owners SET seen = clock() WHERE seen > clock()")
             self._beaten_at = now
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now

@@ -1,9 +1,9 @@
 """The logs of running streams, to which bytes are added before a client gets them.
 
 Each process has one log, which one thread writes. All records that the event loop makes in a turn are one frame and one
-write, so many streams share the cost, and no lock of another process is waited for. An answer that ends is moved
-from the log to the store; when a part of the log is full, the answers that still run are moved, too, and the part is
-deleted.
+write, so many streams share the cost, and no lock of another process is waited for. An answer that ends is moved to the
+store as a whole, from memory. So a full part of the log is deleted, unread, when all answers that it has records of have
+ended. If some run on until there are too many parts, they are read back and moved to the store.
 
 Each log has a *fence*. While it exists, its process may show what it has written. Another process that takes answers
 over removes the fence first, and then reads the log. A process learns with each write whether its fence is there, so a
@@ -42,6 +42,7 @@ HEAD = struct.Struct("<4sII")  # magic, length and checksum of a frame
 SUM = struct.Struct("<I")  # of the head itself, which follows it
 FRAME = HEAD.size + SUM.size
 PART_BYTES = 8 << 20  # a part that is larger gets no more frames
+MOST_PARTS = 4  # how many full parts may wait for their answers to end
 TIDY_S = 60.0  # interval between two looks for logs of processes that are gone
 UNUSED_S = 10.0  # what was read of a log is forgotten when nobody has asked for it for so long
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[Record])
@@ -57,7 +58,7 @@ class LogUser(Protocol):
         """
 
 
-_Batch = list[tuple[Record, LogUser]]
+_Batch = tuple[list[Record], list[LogUser]]  # records, and who waits for each
 
 
 class StreamLog:
@@ -67,11 +68,12 @@ class StreamLog:
         """problem: returns why the store cannot be used now; nothing is kept then"""
         self.ended = False
         self.part = 0  # the number of the part that is written now
+        self.contents: dict[int, set[str]] = {}  # the answers that each part has records of
         self._writer, self._store_problem = writer, problem
         self._made = False  # whether the fence is
         self._length = 0  # of the part
         self._error, self._failed_at = "", -RETRY_S
-        self._pending: _Batch = []
+        self._pending: _Batch = ([], [])
         self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
         self._loop = asyncio.get_running_loop()
@@ -80,6 +82,10 @@ class StreamLog:
         """Whether nothing more can be written."""
         self.ended = self.ended or self._writer.is_lost()
         return self.ended
+
+    def problem(self) -> StoreError | None:
+        """Returns why what was written is lost, with the store that it belonged to; None: it is not."""
+        return StoreError(f"{self._writer.name} is lost with its store") if self._writer.is_lost() else None
 
     def prepare(self) -> None:
         """Makes the fence, before an answer is written to the store that is to be logged here. In the store's thread.
@@ -98,17 +104,19 @@ class StreamLog:
 
     def add(self, record: Record, user: LogUser) -> None:
         """Writes a record together with all others of this turn of the loop, and then calls the user."""
-        if not self._pending:
+        records, users = self._pending
+        if not records:
             self._loop.call_soon(self._hand_over)
-        self._pending.append((record, user))
+        records.append(record)
+        users.append(user)
 
     def _hand_over(self) -> None:
         self._queue.put(self._pending)
-        self._pending = []
+        self._pending = ([], [])
 
     async def close(self) -> None:
         """Ends the thread after everything that was added before. What was written stays."""
-        if self._pending:
+        if self._pending[0]:
             self._hand_over()
         self._queue.put(None)
         if self._thread.is_alive():
@@ -119,37 +127,46 @@ class StreamLog:
     # the thread
 
     def _run(self) -> None:
-        while waiting := self._next():
-            owned, error = True, None
-            try:
-                if problem := self._store_problem():
-                    raise StoreError(problem)
-                owned = self._write([record for record, _ in waiting])
-            except StoreError as exc:
-                error = exc
-            except LogGone as exc:
-                self.ended = True
-                error = self._failed(str(exc))
-            except self._writer.errors as exc:
-                self._next_part()
-                error = self._failed(self._writer.describe(exc))
-            self.ended = self.ended or not owned
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(_deliver, waiting, owned, error)
+        while self._write_next():
+            pass
+
+    def _write_next(self) -> bool:
+        """Writes what the loop has handed over. Returns False at the end."""
+        records, users = self._next()
+        if not records:
+            return False
+        owned, error = True, None
+        try:
+            if problem := self._store_problem():
+                raise StoreError(problem)
+            owned = self._write(records)
+        except StoreError as exc:
+            error = exc
+        except LogGone as exc:
+            self.ended = True
+            error = self._failed(str(exc))
+        except self._writer.errors as exc:
+            self._next_part()
+            error = self._failed(self._writer.describe(exc))
+        self.ended = self.ended or not owned
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(_deliver, records, users, owned, error)
+        return True
 
     def _next(self) -> _Batch:
         """Returns what has come meanwhile, of several turns if the last write took so long. Empty: it is the end."""
+        records, users = list[Record](), list[LogUser]()
         waiting = self._queue.get()
-        found = list(waiting or ())
         while waiting is not None:
+            records += waiting[0]
+            users += waiting[1]
             try:
                 waiting = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if waiting is None and found:
+            if waiting is None:
                 self._queue.put(None)
-            found += waiting or ()
-        return found
+        return records, users
 
     def _write(self, records: list[Record]) -> bool:
         """Adds a frame. Returns whether it may be shown."""
@@ -157,6 +174,7 @@ class StreamLog:
             raise StoreError(self._error)
         data = frame_of(records)
         owned = self._writer.write(self.part, data)
+        self.contents.setdefault(self.part, set()).update([one.answer for one in records])
         self._error = ""
         self._length += len(data)
         if self._length > PART_BYTES:
@@ -175,8 +193,8 @@ class StreamLog:
         return StoreError(problem)
 
 
-def _deliver(batch: _Batch, owned: bool, error: StoreError | None) -> None:
-    for record, user in batch:
+def _deliver(records: list[Record], users: list[LogUser], owned: bool, error: StoreError | None) -> None:
+    for record, user in zip(records, users, strict=True):
         try:
             user.committed(record, owned, error)
         except Exception:  # the other streams of the batch go on
@@ -301,29 +319,41 @@ class Logs:
         return time.monotonic() - self._tidied_at > TIDY_S or self._state() != self._tidied
 
     def tidy(self, db: Connection, *, leaving: bool = False) -> list[LogPart]:
-        """Moves what is in full parts, and in logs of processes that are gone, to the store.
+        """Finds the parts that are not needed, and moves to the store what is in parts that are to go all the same.
 
         Returns the parts that can be deleted when that is committed. leaving: whether this process's log is not needed
         any more, too
         """
         self._tidied_at, self._tidied = time.monotonic(), self._state()
-        done, owners = list[LogPart](), set[str]()
+        own, done, owners = list[LogPart](), list[LogPart](), set[str]()
         written = (len(self._logs) - 1, self._logs[-1].part) if self._logs else (0, 0)
         for part in _in_order(self.book.parts(db)):
             if part.owner == self._owner:
                 at = (part.log, written[1] if part.part is None else part.part)  # a fence stays as long as its log
-                done += [part] if at < written or leaving else []
+                own += [part] if at < written or leaving else []
             elif part.owner in owners or not answers.lives(db, part.owner):
                 owners.add(part.owner)
                 done.append(part)
-        if done:
+        needed = self._needed(db, own)
+        if needed and (leaving or len(needed) > MOST_PARTS or needed[0].log < written[0]):
             self._extend(db, self._owner)
+            needed = []
+        done += [part for part in own if part not in needed]
         for owner in owners:
             self._take(db, owner)
         unused, ended = time.monotonic() - UNUSED_S, owners | {self._owner}
         for owner in [owner for owner, one in self._readers.items() if one.used_at < unused or owner in ended]:
             del self._readers[owner]
         return done
+
+    def _needed(self, db: Connection, parts: Sequence[LogPart]) -> list[LogPart]:
+        """Returns which of these parts of this process's logs have records of answers that run."""
+        running = {id for id, _ in answers.owned(db, self._owner)}
+        return [
+            part
+            for part in parts
+            if part.part is not None and running & self._logs[part.log].contents.get(part.part, set())
+        ]
 
     def _state(self) -> tuple[int, int]:
         return (len(self._logs), self._logs[-1].part) if self._logs else (0, 0)

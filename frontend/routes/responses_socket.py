@@ -4,14 +4,19 @@ Each `response.create` is answered as if its body had come in a request of its o
 through the whole app, so keys, limits, logs, metrics and the bytes of events are those of such a request. What is new
 here: requests with the same `stream_id` are answered in order, and a response is followed from memory, also with
 `store: false`.
+
+A client may add input to a response while it is generated (`response.steer`). The response is not cut. When it has
+ended, it is followed by another one to what was added, with the settings of its request. If it has called tools, their
+results are missing: what was added goes in front of them, in the request that brings them.
 """
 
 import asyncio
 import re
+import secrets
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.datastructures import Headers
@@ -41,6 +46,9 @@ from frontend.turns import tenant
 LONGEST_S = 3600.0  # of a connection, as at OpenAI
 LIMIT = "limit"
 MOST_STREAMS, MOST_RUNNING, MOST_WAITING = 32, 16, 32
+MOST_STEERS = 16  # of each response
+STEER_FIELDS = {"type", "previous_response_id", "input"}
+CALL, OUTPUT = "_call", "_call_output"  # how the types of a call and of its result end
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _KIND = re.compile(rb"event: (\S+)\n")
 # Headers of the handshake that say nothing about the requests on the connection.
@@ -77,25 +85,114 @@ def _upgrade_required(request: Request, message: str) -> Response:
     return Response(body, 426, headers, "application/json")
 
 
+# steering: input that a client adds while a response is generated
+
+
+class SteerError(Exception):
+    """Why input is not accepted, or leads to no response. The codes are OpenAI's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(eq=False, slots=True)
+class Steer:
+    """What a client adds. previous: the response; message: the request whose body it is, as long as that is counted"""
+
+    previous: str
+    given: msgspec.Raw
+    message: Request
+    id: str = field(default_factory=lambda: f"steer_{secrets.token_hex(12)}")
+
+    def accepted(self) -> dict[str, Any]:
+        return {"type": "response.steer.accepted", "sequence_number": 0, "steer": self._named()}
+
+    def pending(self, required: list[dict[str, str]]) -> dict[str, Any]:
+        more = {"reason": "waiting_for_required_input", "required_input": required}
+        return {"type": "response.steer.pending", "sequence_number": 0, "steer": self._named(), **more}
+
+    def failed(self, why: SteerError, *, accepted: bool) -> dict[str, Any]:
+        named = self._named() if accepted else {"previous_response_id": self.previous}
+        error = {"type": BadRequest.kind, "code": why.code, "message": str(why)}
+        steer = {**named, "input": self.given}
+        return {"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error}
+
+    def _named(self) -> dict[str, Any]:
+        return {"id": self.id, "previous_response_id": self.previous}
+
+
+class _Part(msgspec.Struct):
+    type: Literal["input_text", "input_image", "input_file"]
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: Literal["user"]
+    content: str | list[_Part]
+    type: Literal["message"] = "message"
+
+
+_INPUT = msgspec.json.Decoder(str | list[_Message])
+
+
+def _check_steer(fields: Fields) -> None:
+    """Raises SteerError for a message with other fields, or an input that is not made of messages of the user."""
+    if others := sorted(fields.keys() - STEER_FIELDS):
+        raise SteerError("invalid_input", f"`{others[0]:.80}` has no place in response.steer")
+    try:
+        given = _INPUT.decode(fields.get("input", msgspec.Raw(b"null")))
+    except msgspec.MsgspecError as exc:
+        raise SteerError("invalid_input", f"`input` must be a text or messages of the user: {exc}") from None
+    if not given:
+        raise SteerError("invalid_input", "`input` must not be empty")
+
+
+def _required_input(output: bytes) -> list[dict[str, str]]:
+    """Returns what the next request has to bring: a result for each call of an output (its items, without brackets)."""
+    found = []
+    for item in msgspec.json.decode(b"[%b]" % output):
+        if item["type"].endswith(CALL) and "call_id" in item:
+            stub = {"type": item["type"].removesuffix(CALL) + OUTPUT, "call_id": item["call_id"]}
+            found.append(stub | ({"name": item["name"]} if item["type"] == "function_call" else {}))
+    return found
+
+
+def _steer_message(event: dict[str, Any], stream_id: str | None) -> bytes:
+    return to_json(event if stream_id is None else {**event, "stream_id": stream_id})
+
+
+# the connection
+
+
 @dataclass(eq=False, slots=True)
 class _Stream:
     """Requests with the same `stream_id`, which are answered one after the other.
 
     latest: the response that another one can follow
+    turn: what is answered now
+    steers: what clients have added to the response of `turn`, or to the latest one, which waits for results of tools
     """
 
     stream_id: str | None
     waiting: "deque[_Create]" = field(default_factory=deque)
     worker: "asyncio.Task[None] | None" = None
     latest: "_Latest | None" = None
+    turn: "_Turn | None" = None
+    steers: list[Steer] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
 class _Create:
-    """A `response.create` that waits for its turn. message: a request with it as the body, whose bytes stay counted"""
+    """A `response.create` that waits for its turn.
+
+    message: a request with it as the body, whose bytes stay counted; None: it was made here, for what was added
+    """
 
     fields: Fields
-    message: Request
+    message: Request | None
+
+    def follows(self, id: str) -> bool:
+        return bytes(self.fields.get("previous_response_id", b"")) == to_json(id)
 
 
 class _Session(Response):
@@ -157,8 +254,8 @@ class _Session(Response):
         for stream in self._streams.values():
             if stream.worker is not None:
                 stream.worker.cancel()
-            for create in stream.waiting:
-                self._app.bodies.release(create.message)
+            for message in (*[one.message for one in stream.waiting], *[one.message for one in stream.steers]):
+                self._release(message)
             if stream.latest is not None:
                 self._app.remembered.forget(stream.latest.items)
 
@@ -167,22 +264,30 @@ class _Session(Response):
     async def _take(self) -> None:
         """Reads a message, and queues or answers it. Raises TooLarge, Overloaded, ClientDisconnect."""
         message = Request(self._scope(), self._socket.receive)
-        create: _Create | None = None
+        held = False
         stream_id: str | None = None
         try:
             fields = _fields(await self._app.body(message))
-            if _text(fields, "type") == "response.create":
+            kind = _text(fields, "type")
+            if kind == "response.create":
                 stream_id = _stream_id(fields)
-                create = _Create(fields, message)
-                self._queue(stream_id, create)
-            else:
-                self._other(fields)
+                self._queue(stream_id, _Create(fields, message))
+                held = True
+            elif kind == "response.steer":
+                held = self._steer(fields, message)
+            elif kind != "response.processed":  # Codex says so after each response
+                raise BadRequest(
+                    f"`type` must be response.create, not {kind!r:.80}", param="type", code="unknown_event"
+                )
         except BadRequest as exc:
-            create = None
             self._refuse(exc, stream_id)
         finally:
-            if create is None:
+            if not held:
                 self._app.bodies.release(message)
+
+    def _release(self, message: Request | None) -> None:
+        if message is not None:
+            self._app.bodies.release(message)
 
     def _queue(self, stream_id: str | None, create: _Create) -> None:
         stream = self._streams.get(stream_id)
@@ -200,15 +305,75 @@ class _Session(Response):
         if stream.worker is None or stream.worker.done():
             stream.worker = asyncio.create_task(self._work(stream))
 
-    def _other(self, fields: Fields) -> None:
-        kind = _text(fields, "type")
-        if kind == "response.steer":
-            return self._socket.send([_steer_failed(fields)])
-        if kind != "response.processed":  # Codex says so after each response
-            raise BadRequest(f"`type` must be response.create, not {kind!r:.80}", param="type", code="unknown_event")
-
     def _refuse(self, exc: SluiceError, stream_id: str | None = None) -> None:
         self._socket.send([_error(responses.status(exc), responses.error(exc, ""), stream_id, {})])
+
+    # what is added to a response
+
+    def _steer(self, fields: Fields, message: Request) -> bool:
+        """Answers a `response.steer`. Returns whether it was accepted. Raises BadRequest."""
+        previous = _text(fields, "previous_response_id")
+        steer = Steer(previous, fields.get("input", msgspec.Raw(b"null")), message)
+        stream: _Stream | None = None
+        try:
+            _check_steer(fields)
+            stream = self._steered(previous)
+        except SteerError as exc:
+            self._socket.send([_steer_message(steer.failed(exc, accepted=False), None)])
+            return False
+        stream.steers.append(steer)
+        self._socket.send([_steer_message(steer.accepted(), stream.stream_id)])
+        return True
+
+    def _steered(self, previous: str) -> _Stream:
+        """Returns the stream that generates a response. Raises SteerError if nothing can be added to that."""
+        streams = self._streams.values()
+        stream = next((one for one in streams if one.turn is not None and one.turn.running == previous), None)
+        if stream is None or stream.turn is None or not previous:
+            if any(one.latest is not None and one.latest.id == previous for one in streams):
+                raise SteerError("response_already_completed", f"the response {previous!r:.80} has ended")
+            raise SteerError("response_not_found", f"this connection generates no response {previous!r:.80}")
+        if not stream.turn.steerable:
+            raise SteerError(
+                "steering_not_supported",
+                "a response of a conversation, one behind a response that this connection does not remember, and one "
+                "with `generate: false` cannot be steered",
+            )
+        if len(stream.steers) >= MOST_STEERS:
+            raise SteerError("too_many_pending_steers", f"a response has at most {MOST_STEERS} that wait")
+        return stream
+
+    def _take_steers(self, stream: _Stream, fields: Fields) -> list[Steer]:
+        """Puts what was added to the response that a request follows in front of its input. Returns that."""
+        previous = _text(fields, "previous_response_id")
+        steers, stream.steers = stream.steers, []
+        if steers and steers[0].previous != previous:
+            self._fail(stream, steers, "response_not_active", "another request did not follow the response")
+            return []
+        given = _items(fields.get("input"))
+        if steers and given is not None:
+            added = [_items(steer.given) or b"" for steer in steers]
+            fields["input"] = msgspec.Raw(b"[%b]" % b",".join(filter(None, [*added, given])))
+        return steers
+
+    def _go_on(self, stream: _Stream, turn: "_Turn", settings: Entry) -> None:
+        """Goes on with what was added to a response that has ended."""
+        if not turn.id or stream.latest is None or stream.latest.id != turn.id or settings.data is None:
+            steers, stream.steers = stream.steers, []
+            self._fail(stream, steers, "successor_creation_failed", "the response has failed, or is not remembered")
+        elif required := _required_input(turn.output):
+            self._socket.send([_steer_message(one.pending(required), stream.stream_id) for one in stream.steers])
+        elif not (stream.waiting and stream.waiting[0].follows(turn.id)):
+            fields = msgspec.json.decode(settings.data, type=Fields)
+            fields |= {"previous_response_id": msgspec.Raw(to_json(turn.id)), "input": msgspec.Raw(b"[]")}
+            self._waiting += 1
+            stream.waiting.appendleft(_Create(fields, None))
+
+    def _fail(self, stream: _Stream, steers: list[Steer], code: str, why: str) -> None:
+        failed = [one.failed(SteerError(code, why), accepted=True) for one in steers]
+        self._socket.send([_steer_message(one, stream.stream_id) for one in failed])
+        for one in steers:
+            self._release(one.message)
 
     # streams
 
@@ -222,15 +387,33 @@ class _Session(Response):
                 except Exception as exc:
                     self._refuse(client_error(exc, self._request.scope[REQUEST_ID]), stream.stream_id)
                 finally:
-                    self._app.bodies.release(create.message)
+                    self._release(create.message)
 
     async def _answer(self, stream: _Stream, create: _Create) -> None:
-        """Answers one request. Raises BadRequest and NotFound, which name the field."""
+        """Answers one request, with what was added to the response that it follows.
+
+        Raises BadRequest and NotFound, which name the field.
+        """
+        steers = self._take_steers(stream, create.fields)
+        try:
+            await self._respond(stream, create)
+        finally:
+            begun, stream.turn = stream.turn is not None and bool(stream.turn.running), None
+            if begun:
+                for one in steers:
+                    self._release(one.message)
+            elif create.message is None:
+                self._fail(stream, steers, "successor_creation_failed", "the request that follows was refused")
+            else:  # it may come again, without its mistake
+                stream.steers = steers
+
+    async def _respond(self, stream: _Stream, create: _Create) -> None:
         earlier = await self._earlier(create.fields)
-        turn = _Turn(stream.stream_id, create.fields, earlier)
+        stream.turn = turn = _Turn(stream.stream_id, create.fields, earlier)
         exchange = _Exchange(self._socket, turn, msgspec.json.encode(create.fields))
+        settings = self._app.remembered.keep(tenant.get(), msgspec.json.encode(_settings(create.fields)))
         create.fields.clear()
-        self._app.bodies.release(create.message)
+        self._release(create.message)
         kept = None if turn.items is None else self._app.remembered.keep(tenant.get(), turn.items)
         turn.items = None
         exchange.scope = self._scope({DIRECT: exchange})
@@ -243,6 +426,9 @@ class _Session(Response):
                     self._app.remembered.forget(stream.latest.items)
                 stream.latest = _Latest(turn.id, whole, turn.stored)
         finally:
+            if stream.steers:
+                self._go_on(stream, turn, settings)
+            self._app.remembered.forget(settings)
             if kept is not None:
                 self._app.remembered.forget(kept)
 
@@ -308,6 +494,8 @@ class _Turn:
     Makes the body of `fields`, and raises BadRequest for what a WebSocket does not have.
 
     items: the input with all that is before it; None: not known
+    steerable: whether a request made here can follow its response
+    running: the id of the response, once it has begun
     id, output, stored: of the response, once it has ended well
     """
 
@@ -333,6 +521,7 @@ class _Turn:
             if earlier.items and self.items is not None:
                 fields["input"] = msgspec.Raw(b"[%b]" % self.items)
         self._warms_up = generate == b"false"
+        self.running, self.steerable = "", self.items is not None and not self._warms_up
         if self._warms_up:
             self._warm_up(fields)
 
@@ -359,6 +548,7 @@ class _Turn:
     def _with_response(self, kind: bytes, data: bytes) -> bytes:
         event = msgspec.json.decode(data, type=Fields)
         response = msgspec.json.decode(event["response"], type=Fields)
+        self.running = self.running or _text(response, "id")
         if kind in SUCCEEDED:
             if self._warms_up:
                 _show_no_output(event, response)
@@ -427,6 +617,11 @@ def _fields(body: bytes) -> Fields:
         raise BadRequest(f"the message is not a JSON object: {exc}", code="malformed_body") from None
 
 
+def _settings(fields: Fields) -> Fields:
+    """Returns the fields of a request that one behind it has, too."""
+    return {name: value for name, value in fields.items() if name not in ("input", "previous_response_id")}
+
+
 def _text(fields: Fields, name: str) -> str:
     """Returns a field that is a text; "" if it is missing or null. Raises BadRequest."""
     try:
@@ -483,13 +678,3 @@ def _error(status: int, body: bytes, stream_id: str | None, headers: dict[str, s
         status, error["type"] = BadRequest.status, BadRequest.kind  # as OpenAI has it here
     named = {} if stream_id is None else {"stream_id": stream_id}
     return to_json({"type": "error", "status": status, "error": error, "headers": headers, **named})
-
-
-def _steer_failed(fields: Fields) -> bytes:
-    """Returns the answer to `response.steer`: a model here computes an answer to its end."""
-    steer = {"previous_response_id": _text(fields, "previous_response_id"), "input": fields.get("input")}
-    error = {
-        "type": BadRequest.kind, "code": "steering_not_supported",
-        "message": "this server does not steer responses: send the input with the next `response.create`",
-    }  # fmt: skip
-    return to_json({"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error})

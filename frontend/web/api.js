@@ -129,7 +129,7 @@ export async function* stream(path, body, signal, { id, again = false }) {
 
 const keptPath = (id) => `v1/stream?conv_id=${encodeURIComponent(id)}`;
 
-// Ends a kept answer, which the server would go on with for a while.
+// Deletes a kept answer, and ends it if the server is going on with it.
 export function forget(id) {
   reach(keptPath(id), { method: "DELETE", keepalive: true }).catch(() => {});
 }

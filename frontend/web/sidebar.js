@@ -1,6 +1,7 @@
 // The list of conversations. They are opened by a link, found by a word, renamed, deleted (with undo), exported,
 // imported.
 
+import { forget } from "./api.js";
 import { copyOf } from "./calls.js";
 import * as store from "./store.js";
 import { contentOf, fileOf } from "./transfer.js";
@@ -132,6 +133,8 @@ export class Sidebar {
     store.askToStop(id);
     this.#undo = await store.remove(id);
     if (!this.#undo) return;
+    // Undo brings back what this browser has: of an answer that has ended, all of it.
+    for (const turn of this.#undo.turns) if (turn.kept) forget(turn.id);
     this.#say(`Deleted “${title}”.`, true);
     if (!neighbour) $("undo").focus();
   }

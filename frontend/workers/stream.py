@@ -50,8 +50,8 @@ class Stream:
     acknowledged: bool = False  # whether the current worker has admitted the stream
     fresh: bool = False  # whether something has arrived since the last `gather`
     on_fresh: Callable[[], None] = ignore  # called whenever something arrives
+    gathered: int = 0  # output offset of the first token that the next `gather` returns
     _output_at_death: int = -1  # length of the output at the latest death
-    _gathered: int = 0  # length of the output at the last `gather`
     _logprobs: list[m.Logprobs] = field(default_factory=list)
     _next_logprob: list[int] = field(init=False)  # offsets of the next log-probabilities: in the output, in the prompt
     _resynced_at: float = 0.0
@@ -59,8 +59,8 @@ class Stream:
     def __post_init__(self) -> None:
         brought = unpack_u32(self.submit.generated).tolist()
         self.output = brought or self.output
-        self._gathered = len(brought)
-        self._next_logprob = [self._gathered, max(1, self.submit.scored_from)]
+        self.gathered = len(brought)
+        self._next_logprob = [self.gathered, max(1, self.submit.scored_from)]
 
     @property
     def id(self) -> int:
@@ -114,26 +114,21 @@ class Stream:
     def gather(self) -> Batch:
         """Returns everything received since the last call; empty unless `fresh`."""
         self.fresh = False
-        start, self._gathered = self._gathered, len(self.output)
+        start, self.gathered = self.gathered, len(self.output)
         logprobs = self._logprobs
         if logprobs:
             self._logprobs = []
         return Batch(self.output[start:], start, logprobs, self.end)
 
-    @property
-    def gathered(self) -> int:
-        """The output offset of the first token that the next `gather` returns."""
-        return self._gathered
-
     def rewind(self, length: int) -> None:
         """Makes the next `gather` begin at output offset `length`: the tokens after it were sent with the Submit."""
-        self._gathered, self.fresh = length, True
+        self.gathered, self.fresh = length, True
 
     def gather_only(self, count: int, *, ended: bool) -> Batch:
         """Does the same as `gather`, but returns only the next `count` tokens, and the end only if `ended`."""
-        start, self._gathered = self._gathered, self._gathered + count
+        start, self.gathered = self.gathered, self.gathered + count
         logprobs, self._logprobs = self._logprobs, []
-        return Batch(self.output[start : self._gathered], start, logprobs, self.end if ended else None)
+        return Batch(self.output[start : self.gathered], start, logprobs, self.end if ended else None)
 
     def add_tokens(self, start: int, tokens: list[int]) -> bool:
         """Adds tokens from offset `start` on. Returns False, and adds none, if tokens before `start` are missing."""

@@ -52,13 +52,14 @@ def main() -> int:
         metavar="LINES",
         help="instead: batches of so many lines, with --rounds kills of each kind at random lines",
     )
+    parser.add_argument("--way", nargs="*", default=batches.WAYS, choices=batches.WAYS, help="of sending a batch")
     parser.add_argument(
         "--vectors", type=int, default=0, metavar="TEXTS",
         help="instead: kill -9 of the worker while clients ask --model, an encoder, for vectors of so many texts",
     )  # fmt: skip
     args = parser.parse_args()
     if args.batch:
-        return _run_batches(args.model or "demo", args.batch, args.rounds, args.seed)
+        return _run_batches(args.model or "demo", args.batch, args.rounds, args.seed, args.way)
     if args.vectors:
         return _run_vectors(args.model, args.vectors)
     if args.kept is not None:
@@ -92,9 +93,9 @@ def _run_kept(names: Sequence[str], copies: int) -> int:
     return 0 if all(row.good for row in rows) else 1
 
 
-def _run_batches(model: str, lines: int, rounds: int, seed: int) -> int:
+def _run_batches(model: str, lines: int, rounds: int, seed: int, ways: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="faults-batch-") as folder:
-        rows = batches.trial(model, Path(folder), lines, BATCH_TOKENS, rounds, seed)
+        rows = batches.trial(model, Path(folder), lines, BATCH_TOKENS, rounds, seed, ways)
     print(*(note for row in rows for note in row.notes), sep="\n", file=sys.stderr, flush=True)
     print(kept.table(rows))
     return 0 if all(row.good for row in rows) else 1

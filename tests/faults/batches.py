@@ -197,14 +197,20 @@ async def disturbed(
     return row
 
 
-def trial(model: str, folder: Path, lines: int, tokens: int, rounds: int, seed: int) -> list[BatchRow]:
-    """Starts a server, and disturbs a batch in each of both ways. rounds: how often there is each kill"""
+def trial(
+    model: str, folder: Path, lines: int, tokens: int, rounds: int, seed: int, ways: Sequence[str] = WAYS
+) -> list[BatchRow]:
+    """Starts a server, and disturbs a batch in each of these ways. rounds: how often there is each kill"""
     source = write_input(folder / "lines.jsonl", lines, tokens)
     kills = list(KILLS * rounds)
     random.Random(seed).shuffle(kills)
+    middle = len(kills) // 2
+    of_command = [*kills[:middle], *["command-killed"] * rounds, *kills[middle:]]
     with running(plan(model)) as server:
         expected = asyncio.run(by_route(server, source))
-        rows = [asyncio.run(disturbed(WAYS[0], server, source, expected, kills, seed))]
-        kills[len(kills) // 2 : len(kills) // 2] = ["command-killed"] * rounds
-        rows.append(asyncio.run(disturbed(WAYS[1], server, source, expected, kills, seed + 1)))
-    return rows
+        return [
+            asyncio.run(disturbed(way, server, source, expected, kills, seed))
+            if way == WAYS[0]
+            else asyncio.run(disturbed(way, server, source, expected, of_command, seed + 1))
+            for way in ways
+        ]

@@ -203,6 +203,15 @@ async def _destroy(scene: Scene) -> None:
     scene.clients.give_up.set()
 
 
+async def _delete(scene: Scene) -> None:
+    """Deletes the file, and the logs of running streams, while the frontends have them open."""
+    for path in scene.folder.glob("answers.db*"):
+        path.unlink()
+    scene.clients.forgotten.set()
+    await asyncio.sleep(FULL_S)
+    scene.server.release()
+
+
 async def _damage(scene: Scene) -> None:
     """Kills the frontends, and changes a byte of each event before others start."""
     await asyncio.sleep(1.0)
@@ -255,6 +264,7 @@ FAULTS: dict[str, KeptFault] = {
         "kill -9 of both frontends; the next ones find a read-only store for 4 s", _read_only, small_disk
     ),
     "store-destroyed": KeptFault("all bytes of the file are written over", _destroy, damages=True),
+    "store-deleted": KeptFault("the store is deleted with its logs", _delete, damages=True),
     "store-damaged": KeptFault("some bytes of texts are changed, and kill -9 of both frontends", _damage, damages=True),
 }
 

@@ -119,13 +119,17 @@ class Visits:
 
 
 class KeptClients:
-    """All clients of one server. `give_up` ends the patience of those that only get errors of the store."""
+    """All clients of one server.
+
+    give_up: ends the patience of those that only get errors of the store
+    forgotten: says that the store was deleted, so that the server knows no answer any more
+    """
 
     def __init__(self, url: str, run: str) -> None:
         """run: is part of all ids, so that no run gets the answers of another one"""
         self._url, self._run = url, run
         self.visits = Visits()
-        self.give_up = asyncio.Event()
+        self.give_up, self.forgotten = asyncio.Event(), asyncio.Event()
 
     async def receive(self, asked: Sequence[Asked]) -> dict[Asked, Received]:
         lines = [one for one in asked if one.form == "batch"]
@@ -150,12 +154,14 @@ class KeptClients:
                 words = ""
             except Refused as exc:
                 words = str(exc)
+                follow.unkept |= self.forgotten.is_set()
                 if exc.status not in (429, 503):
                     said = (exc.status == 404 and follow.unkept) or DAMAGED in words
                     return Received("error" if said else "lost", words=words)
             except httpx.TransportError as exc:
                 words = repr(exc)
             if follow.ended:
+                follow.unkept |= self.forgotten.is_set()
                 return await follow.confirmed(self._url)
             await asyncio.sleep(AWAY_S if self.visits.number != visit else RETRY_S)
         return Received("error" if words.startswith("503") else "lost", words=words or "no end")
@@ -176,7 +182,8 @@ class KeptClients:
                 batch = await self.asked("GET", f"batches/{batch['id']}")
             outputs = [await self.lines_of(batch[name]) for name in ("output_file_id", "error_file_id")]
         except Refused as exc:
-            return dict.fromkeys(lines, Received("error" if exc.status == 503 else "lost", words=str(exc)))
+            said = exc.status == 503 or (exc.status == 404 and self.forgotten.is_set())
+            return dict.fromkeys(lines, Received("error" if said else "lost", words=str(exc)))
         made = [json.loads(line) for output in outputs for line in output]
         counts = Counter(one["custom_id"] for one in made)
         bodies = {one["custom_id"]: one["response"] for one in made}

@@ -183,6 +183,19 @@ def test_stopped_answer_is_not_kept(kept: tuple[Held, Playground]) -> None:
     assert stream.end is not None and ui.kept_text == "It was a "
 
 
+def test_answers_of_a_deleted_conversation_are_deleted_from_the_server(kept: tuple[Held, Playground]) -> None:
+    held, ui = kept
+    held.finish()
+    ui.wait_for_state("done")
+    with ui.page.expect_response(lambda answer: answer.request.method == "DELETE") as gone:
+        of_list(ui, "Delete Tell").click()
+    assert gone.value.status == 204
+    assert ui.page.request.get(gone.value.url).status == 404
+    of_list(ui, "Undo").click()
+    ui.page.locator("#list a").click()
+    expect(ui.turn.locator(".answer")).to_have_text("It was a quick brown fox.")
+
+
 def test_kept_answer_goes_on_by_itself_when_its_frontend_is_back(
     model: Model, open_playground: OpenPlayground, tmp_path: Path
 ) -> None:

@@ -6,18 +6,23 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 import httpx
+import psutil
 import pytest
 from starlette.applications import Starlette
 
 from frontend.kept import answers, batches
+from frontend.kept.database import StoreError
 from frontend.kept.store import check_store, database_of
+from frontend.kept.stream_log import Logs
 from shared.config.declaration import ConfigError
 from tests import postgres
 from tests.frontend.kept.harness import Held, PostgresStore, blocks, keeping, opened, rows_of
 from tests.frontend.kept.test_store import ASKED, answer
+from tests.frontend.kept.test_stream_log import record, written
 from tests.frontend.kept.test_streams import NAMED, TEXT, again, body, head
 from tests.frontend.serving import until
 from tests.frontend.speaking import Model
@@ -145,6 +150,42 @@ async def test_frontend_follows_and_ends_the_stream_of_another(qwen: Model, url:
         stats = (await http.get("/stats")).text + (await http.get("/metrics")).text
     assert PASSWORD not in stats and "s3cret" not in stats
     assert rows_of(url, "SELECT count(*) FROM log_parts") == rows_of(url, "SELECT count(*) FROM log_frames") == [(0,)]
+
+
+async def test_server_that_is_stopped_is_given_up_and_used_again_when_it_goes_on(
+    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.kept.store.RETRY_S", 0.1)
+    monkeypatch.setattr("frontend.kept.postgres.SILENT_S", 0.5)
+    store = await opened(PostgresStore(own_server.emptied() + "?connect_timeout=2"), "me")
+    log = Logs(store.database.logbook(), store.owner, lambda: "").current()
+    await store.write(lambda db: log.prepare())
+    with stopped(own_server):
+        for work in (store.read, store.write):
+            with pytest.raises(StoreError):
+                await asyncio.wait_for(work(answers.orphans), PATIENCE_S)
+        assert store.problem
+        ((owned, error),) = await written(log, record(0))
+        assert error is not None and owned and log.is_over()
+    await until(lambda: not store.problem)
+    assert await store.read(answers.orphans) == []
+    await log.close()
+    await store.close()
+
+
+@contextmanager
+def stopped(server: PostgresServer) -> Iterator[None]:
+    """Stops all processes of a server, as a machine does that swaps."""
+    assert server.process is not None
+    first = psutil.Process(server.process.pid)
+    processes = [first, *first.children(recursive=True)]
+    for one in processes:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in processes:
+            one.resume()
 
 
 @pytest.mark.parametrize("how", ["fast", pytest.param("immediate", marks=pytest.mark.slow)])

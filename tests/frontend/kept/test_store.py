@@ -1,5 +1,6 @@
 """The store: whose it is, what is deleted, and what happens when its file cannot be used."""
 
+import asyncio
 import random
 import sqlite3
 import stat
@@ -25,6 +26,7 @@ from shared.config.frontend import FrontendConfig
 from tests.frontend.api.scripted import openai_sdk
 from tests.frontend.kept.harness import KeptStore, blocks, keeping, opened
 from tests.frontend.speaking import Model
+from tests.patience import PATIENCE_S
 
 RECIPE = Recipe([[1, 2]], [7], "fp", "0", 1, {})
 ASKED: dict[str, Any] = {"model": "tiny", "input": "A", "max_output_tokens": 400}
@@ -176,6 +178,18 @@ async def test_unusable_store_answers_unkept_and_says_so(qwen: Model, tmp_path: 
         ):
             assert refused.status_code == 503 and "store" in refused.json()["error"]["message"]
         assert (await http.post("/v1/completions", json={"prompt": "A"})).status_code == 200
+
+
+async def test_process_that_was_seen_in_the_future_lives_no_longer_than_others(
+    open_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.kept.store.BEAT_S", 0.01)
+    await open_store.write(lambda db: db.execute("INSERT INTO owners SELECT '2-gone', clock() + 3600"))
+    late = "SELECT 1 FROM owners WHERE seen > clock() + 60"
+    async with asyncio.timeout(PATIENCE_S):
+        while await open_store.read(lambda db: db.execute(late).fetchall()):
+            await asyncio.sleep(0.01)
+    assert await open_store.read(partial(answers.lives, owner="2-gone"))
 
 
 @pytest.mark.parametrize("when", ["full", "read-only"])

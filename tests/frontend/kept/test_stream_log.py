@@ -16,9 +16,9 @@ from frontend.kept.answers import Record
 from frontend.kept.database import Damaged, LogPart, StoreError
 from frontend.kept.store import Store
 from frontend.kept.stream_log import HEAD, Logs, StreamLog, frame_of
-from tests.frontend.kept.harness import Held, KeptStore, keeping, opened
+from tests.frontend.kept.harness import Held, KeptStore, blocks, keeping, opened
 from tests.frontend.kept.test_store import answer
-from tests.frontend.kept.test_streams import NAMED, TEXT, again, head
+from tests.frontend.kept.test_streams import NAMED, TEXT, again, body, head
 from tests.frontend.serving import until
 from tests.frontend.speaking import Model
 from tests.patience import PATIENCE_S
@@ -182,6 +182,27 @@ async def test_full_parts_are_moved_to_the_store(
     assert await open_store.read(read) == b"".join([EVENT % number for number in range(21)])
 
 
+async def test_full_parts_wait_for_their_answers_and_are_deleted_unread(
+    open_store: Store, logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_log, "PART_BYTES", 1)  # each frame is a part
+    monkeypatch.setattr(answers, "extend", None)  # an answer that has ended has been moved from memory
+    log = logs.current()
+    await begun(open_store, log, "a", "b")
+    for one in (record(0), record(0, "b"), record(1), record(1, "b")):
+        await written(log, one)
+
+    async def left() -> set[int | None]:
+        done = await open_store.write(logs.tidy)
+        await open_store.read(partial(logs.book.delete, parts=done))
+        return {part.part for part in await open_store.read(logs.book.parts)}
+
+    assert await left() >= {None, 0, 1, 2, 3}
+    await open_store.write(partial(answers.end, id="a", epoch=1, status="completed", response=None, stream=None))
+    assert not await left() & {0, 2}
+    assert await left() >= {None, 1, 3}
+
+
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 async def test_write_that_fails_leaves_no_half_of_a_frame(
     open_store: Store, logs: Logs, other: Logs, monkeypatch: pytest.MonkeyPatch
@@ -236,6 +257,37 @@ async def test_offset_beyond_what_is_kept_is_refused_by_every_frontend(qwen: Mod
     last = await opened(store, "last")
     assert await last.read(last.database.logbook().parts) == []
     await last.close()
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("silent", [False, True])
+async def test_stream_goes_on_unkept_when_the_store_is_deleted(
+    qwen: Model, store: KeptStore, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """silent: whether the frontend has opened a new file before the stream goes on"""
+    for name, value in {"kept.WATCH_S": 0.05, "store.BEAT_S": 0.05, "store.RETRY_S": 0.05}.items():
+        monkeypatch.setattr(f"frontend.kept.{name}", value)
+    held, (file,) = Held(qwen.tokenizer, TEXT), store.files
+    held.allowed = 9
+    async with (
+        keeping(held.pool, qwen.tokenizer, store) as url,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http,
+    ):
+        data = b""
+        async with http.stream("POST", "/v1/completions", json=body("/v1/completions"), headers=NAMED) as streamed:
+            async for piece in streamed.aiter_bytes():
+                data += piece
+                if held.allowed == 9 and blocks(data):
+                    for path in file.parent.glob("answers.db*"):
+                        path.unlink()
+                    if silent:
+                        await until(file.exists)
+                    held.finish()
+        assert b"this answer is not kept" in data and data.endswith(b"data: [DONE]\n\n")
+        await until(file.exists)
+        assert (await http.get("/v1/stream", params={"conv_id": NAMED["X-Conversation-Id"]})).status_code == 404
+        kept = await http.post("/v1/completions", json=body("/v1/completions"), headers=NAMED)
+        assert "X-Sluice-Not-Kept" not in kept.headers and await again(http) == kept.content
 
 
 async def test_stream_deleted_by_another_frontend_ends(
