@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.cli.foreign_store import foreign_problem
 from deploy.cli.main import allow_interrupts, require_worker_packages
 from deploy.launcher.child_command import (
     SERVE_FLAGS,
@@ -252,6 +253,8 @@ def _check_store(settings: Settings) -> None:
         from frontend.kept.store import check_store
 
         check_store(settings.frontend.store)
+        if problem := foreign_problem(settings.frontend.store):
+            raise ConfigError(f"--store {settings.frontend.store}: {problem}")
 
 
 # `sluice reload`: tells a server on this machine to replace its frontends without refusing a request.
