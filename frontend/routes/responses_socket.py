@@ -226,7 +226,15 @@ class _Session(Response):
     async def _answer(self, stream: _Stream, create: _Create) -> None:
         """Answers one request. Raises BadRequest and NotFound, which name the field."""
         earlier = await self._earlier(create.fields)
-        turn = _Turn(stream.stream_id, create.fields, earlier)
+        turn: _Turn | None = None
+        try:
+            turn = _Turn(stream.stream_id, create.fields, earlier)
+            await self._answer_turn(stream, create, turn)
+        finally:
+            if turn is None or not turn.id:
+                self._forget(earlier.id)
+
+    async def _answer_turn(self, stream: _Stream, create: _Create, turn: "_Turn") -> None:
         exchange = _Exchange(self._socket, turn, msgspec.json.encode(create.fields))
         create.fields.clear()
         self._app.bodies.release(create.message)
@@ -244,6 +252,13 @@ class _Session(Response):
         finally:
             if kept is not None:
                 self._app.remembered.forget(kept)
+
+    def _forget(self, id: str) -> None:
+        """Forgets a response whose next turn has failed, as OpenAI does: a client begins again with its whole input."""
+        for stream in self._streams.values():
+            if stream.latest is not None and stream.latest.id == id:
+                self._app.remembered.forget(stream.latest.items)
+                stream.latest = None
 
     async def _earlier(self, fields: Fields) -> "_Earlier":
         """Returns what a request follows. Raises BadRequest and NotFound if nobody here knows it."""
