@@ -21,9 +21,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from frontend.errors import BadRequest
+from frontend.text.plain_template import MOST_SOURCE, NotHere, PlainEnvironment, is_plain, with_bounds
 from shared.config.declaration import ConfigError
+from shared.cpu_limit import CpuLimit
 
 DATE = "strftime_now"  # the template function that returns the date
+HERE_S = 0.1  # processor time of a rendering on the event loop; ordinary chats take a thousandth of it
+HERE = CpuLimit(HERE_S, lambda: NotHere("the chat takes long to render", slow=True))
 # Renders a template in another process. It has the arguments and the result of `rendered`.
 Renderer = Callable[..., list[str]]
 
@@ -74,17 +78,15 @@ def _strftime_at(time: object) -> Callable[[str], str]:
         ) from None
 
 
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment(kind: type[ImmutableSandboxedEnvironment] = ImmutableSandboxedEnvironment) -> jinja2.Environment:
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json  # Jinja's own filter escapes HTML
     environment.globals["raise_exception"] = _raise
     environment.globals[DATE] = _strftime_now
     return environment
 
 
-def _compiled(environment: jinja2.Environment, source: str) -> jinja2.Template:
+def _compiled(environment: jinja2.Environment, source: str | nodes.Template) -> jinja2.Template:
     """Compiles a template. Raises jinja2.TemplateError for any error, even in a constant that Jinja computes."""
     try:
         return environment.from_string(source)
@@ -132,6 +134,7 @@ class ChatTemplate:
     sees: whether the model sees images
     renderer: renders the template in another process, if it comes from a request
     field: the request's field that holds the template, for error messages; empty: the template is the model's
+    expendable: whether this process may take all time and memory to render it, because its parent ends it
 
     A missing or broken template raises only at the first `render`, because completions need no template.
     """
@@ -144,13 +147,15 @@ class ChatTemplate:
         sees: bool = False,
         field: str = "",
         renderer: Renderer | None = None,
+        expendable: bool = False,
     ) -> None:
         self._called, self._field = (f"`{field}`", field) if field else ("the model's chat template", "messages")
         self._templates = dict(templates)
         self._sees, self._renderer = sees, renderer
         self.takes_parts = sees and self.mentions("image")  # whether templates get a message as parts, not as text
-        self._compiled: dict[str, jinja2.Template] = {}
-        self._environment = _environment()
+        self._compiled: dict[str, jinja2.Template | None] = {}  # None: it may not be compiled in this process
+        self._expendable = expendable
+        self._environment = _environment() if expendable else _environment(PlainEnvironment)
         self._specials: dict[str, object] = dict(specials)
         self.seconds: float | None = None  # the time that templates get, in seconds since 1970
         self.writes_date = self.mentions(DATE)
@@ -200,8 +205,11 @@ class ChatTemplate:
             client's `chat_template_kwargs` can be passed on unchecked. `strftime_now` is the time to render with, in
             ISO 8601
 
-        Raises TemplateError with the template's own words when it refuses the messages.
+        Raises TemplateError with the template's own words when it refuses the messages, and NotHere if this process may
+        not take the time or the memory that it needs.
         """
+        if self.takes_parts:  # and no marks of images, which are no Unicode, go to another process
+            messages = [{**one, "content": parts_of(one.get("content"))} for one in messages]
         if self._renderer is not None:
             specials = {name: value for name, value in self._specials.items() if name != DATE}
             parts = self._templates, specials, self._sees, self.seconds, messages, add_generation_prompt, tools, kwargs
@@ -214,14 +222,17 @@ class ChatTemplate:
         defaults: dict[str, object] = {
             "add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None,
         }  # fmt: skip
-        if self.takes_parts:
-            messages = [{**one, "content": parts_of(one.get("content"))} for one in messages]
         if DATE in kwargs:
             kwargs[DATE] = _strftime_at(kwargs[DATE])
         variables = {**self._specials, **defaults, **kwargs, "messages": messages}
         template = self._choose(variables["tools"] is not None)
         try:
-            return template.render(variables)
+            if self._expendable:
+                return template.render(variables)
+            with HERE:
+                return template.render(variables)
+        except NotHere:
+            raise
         except Exception as exc:  # a template is a program: unexpected messages can make it raise anything
             raise TemplateError(f"{self._called} refused the messages: {_words(exc)}") from exc
 
@@ -237,10 +248,24 @@ class ChatTemplate:
     def _compile(self, name: str) -> jinja2.Template:
         if name not in self._compiled:
             try:
-                self._compiled[name] = _compiled(self._environment, self._templates[name])
+                source = self._source(name)
+                self._compiled[name] = None if source is None else _compiled(self._environment, source)
             except jinja2.TemplateError as exc:
                 raise TemplateError(f"{self._called} does not compile: {exc}", param=self._field) from exc
-        return self._compiled[name]
+        if (compiled := self._compiled[name]) is None:
+            raise NotHere("the template is not plain")
+        return compiled
+
+    def _source(self, name: str) -> str | nodes.Template | None:
+        """Returns what is compiled; None for a template that may not be compiled in this process."""
+        source = self._templates[name]
+        if self._expendable:
+            return source
+        try:
+            tree = None if len(source) > MOST_SOURCE else self._environment.parse(source)
+        except Exception:  # it does not compile, which the caller reports
+            return source
+        return None if tree is None or not is_plain(tree) else with_bounds(tree)
 
 
 def rendered(
@@ -290,7 +315,7 @@ def _template(
     sees: bool,
     field: str = "chat_template",
 ) -> ChatTemplate:
-    return ChatTemplate(dict(templates), dict(specials), sees=sees, field=field)
+    return ChatTemplate(dict(templates), dict(specials), sees=sees, field=field, expendable=True)
 
 
 # Marks: short texts that stand for images in a message's text until the chat template renders the message.
