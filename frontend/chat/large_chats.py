@@ -3,7 +3,7 @@
 A chat template is a program that loops over what a client sends, at some microseconds for each value, and all streams
 of this frontend wait meanwhile. Ordinary chats take a tenth of a millisecond and stay on the event loop. A chat with
 thousands of values is prepared in a thread, and its template is rendered in a child process with limits of time and
-memory. So is the chat of a template that might take all time or memory (frontend/text/plain_template.py), and one that
+memory. So is the chat of a template that might take all time or memory (frontend/text/chat_template.py), and one that
 took too long on the event loop; the next chats of such a client go to a child at once.
 """
 
@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from frontend.errors import Overloaded
 from frontend.model_context import ModelContext
-from frontend.text.chat_template import HERE_S, TemplateError
-from frontend.text.plain_template import NotHere
+from frontend.text.chat_template import HERE_S, NotHere, TemplateError
 from frontend.turns import FairChildren, tenant
 from shared.sandbox import Killed, Lost, NotStarted, Raised, SlowTenants
 
