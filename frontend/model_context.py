@@ -292,7 +292,7 @@ def truncated(ids: list[int], most: int | None, fields: GenerationFields, contex
 
     -1 keeps as many ids as leave room for the answer. `truncation_side` "right" keeps the first ids.
 
-    most: the limit on new tokens, if there is one
+    most: the limit on new tokens; None or negative: there is none
     """
     kept = getattr(fields, "truncate_prompt_tokens", None)
     if kept is None:
@@ -302,6 +302,6 @@ def truncated(ids: list[int], most: int | None, fields: GenerationFields, contex
             f"`truncate_prompt_tokens` must be -1 or from 1 to {context.max_seq_len}, got {kept}",
             param="truncate_prompt_tokens", code="out_of_range",
         )  # fmt: skip
-    if kept < 0 and (kept := context.max_seq_len - (most or 1)) <= 0:
+    if kept < 0 and (kept := context.max_seq_len - max(1, most or 1)) <= 0:
         return ids  # check_length then refuses the request, because the answer alone is too long
     return ids[:kept] if getattr(fields, "truncation_side", None) == "right" else ids[-kept:]

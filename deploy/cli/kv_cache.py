@@ -8,7 +8,7 @@ import os
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -82,9 +82,10 @@ def cache(words: list[str]) -> int:
         raise CliError(f"sluice cache {args.action} DIR {' '.join(names)}".rstrip() + ": these words are needed", 2)
     folder = Path(args.folder).expanduser()
     try:
-        if not (folder / TOKEN).is_file() and args.action != "import":
-            raise CliError(f"{folder} is no folder of --kv-store: it has no {TOKEN}", 2)
-        check_folder(folder)
+        if args.action != "import":  # which makes the folder when it has read its file
+            if not (folder / TOKEN).is_file():
+                raise CliError(f"{folder} is no folder of --kv-store: it has no {TOKEN}", 2)
+            check_folder(folder)
         act(folder, *args.words)
     except ConfigError as error:
         raise CliError(error, 2) from error
@@ -189,28 +190,31 @@ def _whole(one: Stored) -> bytes:
 
 
 def _import(folder: Path, file: str) -> None:
-    tier, tokens = _tier(folder), 0
-    try:
-        with tarfile.open(file, "r:") as archive:
-            for member in archive:
-                data = archive.extractfile(member)
-                if data is None:
-                    raise CliError(f"{file} was not written by sluice cache export", 1)
-                tokens = max(tokens, _add(tier, data.read()))
-    except (tarfile.TarError, Unusable) as error:
-        raise CliError(f"{file} was not written by sluice cache export, or is damaged: {error}", 1) from error
+    tokens = max([head.tokens for head, _ in _exported(file)], default=0)  # all are good, or none is added
+    if not tokens:
+        raise CliError(f"{file} was not written by sluice cache export: it is empty", 1)
+    check_folder(folder)
+    tier = _tier(folder)
+    for head, data in _exported(file):
+        Disk().write(tier.path(head.digest, STATE if head.state else PAGES), (data,))
     print(f"{tokens} tokens were added to {folder}")
 
 
-def _add(tier: Tier, data: bytes) -> int:
-    """Adds a file to a folder, after it was checked. Returns the number of tokens up to its end. Raises Unusable."""
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "file"
-        path.write_bytes(data)
-        head = Disk().read_head(path)
-        Disk().read(path, head.space, head.digest)
-    Disk().write(tier.path(head.digest, STATE if head.state else PAGES), (data,))
-    return head.tokens
+def _exported(file: str) -> Iterator[tuple[Head, bytes]]:
+    """Yields each file of an export with its header, after it was checked. Raises CliError."""
+    try:
+        with tarfile.open(file, "r:") as archive, tempfile.TemporaryDirectory() as scratch:
+            for member in archive:
+                stored = archive.extractfile(member)
+                if stored is None:
+                    raise CliError(f"{file} was not written by sluice cache export", 1)
+                path, data = Path(scratch) / "file", stored.read()
+                path.write_bytes(data)
+                head = Disk().read_head(path)
+                Disk().read(path, head.space, head.digest)
+                yield head, data
+    except (tarfile.TarError, Unusable) as error:
+        raise CliError(f"{file} was not written by sluice cache export, or is damaged: {error}", 1) from error
 
 
 ACTIONS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {

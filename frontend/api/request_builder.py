@@ -20,7 +20,7 @@ from frontend.output_parser.model_format import Function, Mode, ParserConfig, Re
 from frontend.output_parser.tool_syntax import specials_of
 from frontend.request import NO_FEATURES, Admission, Features, GenerationRequest, ResponseOptions, report_lowered
 from frontend.schema.base import SMALLEST
-from frontend.schema.request_fields import MAX_STOP_IDS, GenerationFields
+from frontend.schema.request_fields import MAX_STOP_IDS, UNLIMITED, GenerationFields
 from frontend.structured_output.fields import StructuredOutput
 from frontend.text.fill_in_middle import ends_of
 from shared.messages import PromptImage, Sampling, ThinkingBudget
@@ -34,7 +34,7 @@ class ParsedRequest:
 
     fields: GenerationFields  # sampling parameters, and priority and deadline
     param: str  # the name of the request field with the prompts, for error messages
-    max_tokens: int | None  # the limit on new tokens; None: up to the context's end
+    max_tokens: int | None  # the limit on new tokens; None: that of the model's name; UNLIMITED: the context's end
     limit_param: str = "max_tokens"  # the name of the request field with that limit
     ends_with_context: bool = False  # whether a limit beyond the context's end is cut to it, unless the server refuses
     n: int = 1
@@ -109,14 +109,16 @@ def _most_tokens(parsed: ParsedRequest, prompts: Prompts, context: ModelContext)
     Raises ContextLengthExceeded for a prompt that leaves no room, and for a limit beyond the context where such a limit
     is refused. Where it is cut, the response's header `X-Sluice-Lowered-Fields` names it.
     """
-    asked, policy = parsed.max_tokens, context.config.beyond_context
+    asked = None if parsed.max_tokens == UNLIMITED else parsed.max_tokens
+    policy = context.config.beyond_context
     cuts = parsed.ends_with_context if policy == "auto" else policy == "cut"
     needed = 1 if asked is None else min(1, asked) if cuts else asked
     for ids in prompts:
         check_length(parsed.param, len(ids), needed, context)
     room = context.max_seq_len - max(map(len, prompts))
     if asked is None:
-        return room if context.most_new is None else min(room, context.most_new)
+        usual = context.most_new if parsed.max_tokens is None else None
+        return room if usual is None else min(room, usual)
     if asked > room:
         report_lowered(parsed.limit_param, room)
     return min(room, asked)

@@ -36,15 +36,20 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-async def decoded_images(sources: Sequence[Source], seen: ImageFormat, config: FrontendConfig) -> list[Decoded]:
-    """Reads and decodes all images of a request. Raises BadRequest for the first one that cannot be used."""
+async def decoded_images(
+    sources: Sequence[Source], seen: ImageFormat, config: FrontendConfig, found: dict[str, Decoded] | None = None
+) -> list[Decoded]:
+    """Reads and decodes all images of a request. Raises BadRequest for the first one that cannot be used.
+
+    found: images of this request that were read before, by their marks; gets those that are read now
+    """
     most = config.max_images_per_request
     if len(sources) > most:
         raise BadRequest(
             f"`{sources[most].path}`: the request has {len(sources)} images; at most {most} are accepted "
             "(--max-images-per-request)", param=sources[most].path, code="too_many_images",
         )  # fmt: skip
-    found: dict[str, Decoded] = {}
+    found = {} if found is None else found
     recent, total = recent_images(), 0
     for source in sources:
         path, mark = source.path, source.mark
@@ -116,13 +121,18 @@ def placed(
 # The prompt of a conversation with images (frontend/chat). Imported only for such a conversation.
 
 
-async def prompt_with_images(rendered: Rendered, context: ModelContext, param: str) -> Prompt:
-    """Reads and decodes the images, and puts them into the prompt. Raises BadRequest or Unprocessable."""
+async def prompt_with_images(
+    rendered: Rendered, context: ModelContext, param: str, found: dict[str, Decoded] | None = None
+) -> Prompt:
+    """Reads and decodes the images, and puts them into the prompt. Raises BadRequest or Unprocessable.
+
+    found: see `decoded_images`
+    """
     seen = context.tokenizer.image_format
     assert seen is not None
-    images = await decoded_images(rendered.image_sources, seen, context.config)
+    images = await decoded_images(rendered.image_sources, seen, context.config, found)
     text = shown_text(rendered.marked, rendered.mark, images, seen, param)
-    ids = await checked_ids(text, rendered.mark, context, param)
+    (ids,) = await checked_ids([text], rendered.mark, context, param)
     return Prompt(ids, rendered.begins, placed(ids, images, seen, context.tokenizer, param))
 
 

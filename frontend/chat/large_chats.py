@@ -3,7 +3,8 @@
 A chat template is a program that loops over what a client sends, at some microseconds for each value, and all streams
 of this frontend wait meanwhile. Ordinary chats take a tenth of a millisecond and stay on the event loop. A chat with
 thousands of values is prepared in a thread, and its template is rendered in a child process with limits of time and
-memory.
+memory. So is the chat of a template that might take all time or memory (frontend/text/chat_template.py), and one that
+took too long on the event loop; the next chats of such a client go to a child at once.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,9 +15,9 @@ from typing import Any, TypeVar
 
 from frontend.errors import Overloaded
 from frontend.model_context import ModelContext
-from frontend.text.chat_template import TemplateError
-from frontend.turns import FairChildren
-from shared.sandbox import Killed, Lost, NotStarted, Raised
+from frontend.text.chat_template import HERE_S, NotHere, TemplateError
+from frontend.turns import FairChildren, tenant
+from shared.sandbox import Killed, Lost, NotStarted, Raised, SlowTenants
 
 FEW_BYTES = 32 << 10  # a request body of at most this size has only as many values as are rendered in 0.1 s
 MOST_VALUES = 4096  # values (entries of arrays and objects) of a larger body that are rendered on the event loop
@@ -25,9 +26,10 @@ SECONDS = 2.0  # limit on the time of one rendering
 MEGABYTES = 256  # limit on the memory of the child
 
 CHILDREN = FairChildren(
-    "large-chat", "frontend.text.chat_template:rendered_of_model", 2, megabytes=MEGABYTES, most_waiting=64,
+    "large-chat", "frontend.text.chat_template:rendered_of_model", 2, megabytes=MEGABYTES, most_waiting=512,
     doing="large chats wait to be rendered",
 )  # fmt: skip
+SLOW = SlowTenants(HERE_S)  # whose chats take too long on the event loop
 
 body_bytes: ContextVar[int] = ContextVar("body_bytes", default=0)  # size of the body of the request of this task
 
@@ -41,8 +43,14 @@ async def prepared(
 
     messages: those of the chat; values: by the request's field, what the template gets besides the messages
     """
-    if body_bytes.get() <= FEW_BYTES or (field := _large_field(messages, values)) is None:
-        return make(context)
+    field = None if body_bytes.get() <= FEW_BYTES else _large_field(messages, values)
+    if field is None and tenant.get() not in SLOW:
+        try:
+            return make(context)
+        except NotHere as elsewhere:
+            if elsewhere.slow:
+                SLOW.note(tenant.get(), HERE_S)
+    field = field or "messages"
     template = context.template.rendered_by(partial(_in_child, field))
     return await CHILDREN.threads.run(make, replace(context, template=template))
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -33,6 +33,9 @@ from frontend.text.special_tokens import TokenTexts, new_mark
 from frontend.text.tokenizer import AddedTokens
 from shared.messages import PromptImage
 from shared.preset import Preset
+
+if TYPE_CHECKING:  # imported only for a conversation with images
+    from frontend.chat.image_decoding import Decoded
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
@@ -115,33 +118,42 @@ async def render_prompt(
     generate: bool = True,
     resume: bool = False,
     param: str = "messages",
+    images: "dict[str, Decoded] | None" = None,
 ) -> Prompt:
-    """Renders a conversation like `render`, and tokenizes it."""
+    """Renders a conversation like `render`, and tokenizes it.
+
+    images: keeps the images of a request whose conversation is rendered several times, by their marks
+    """
     functions = list(offered)
 
     def make(context: ModelContext) -> Rendered:
         return render(messages, context, kwargs, functions, generate, resume, param)
 
     values = {"tools": [one.definition for one in functions], param: kwargs}
-    return await encoded(await prepared(make, context, messages, values), context, param)
+    return await encoded(await prepared(make, context, messages, values), context, param, images)
 
 
-async def encoded(rendered: Rendered, context: ModelContext, param: str = "messages") -> Prompt:
+async def encoded(
+    rendered: Rendered, context: ModelContext, param: str = "messages", images: "dict[str, Decoded] | None" = None
+) -> Prompt:
     """Tokenizes a conversation. Raises BadRequest if it has no tokens, ContextLengthExceeded if it is too long."""
     check_characters(param, rendered.text, context)
     if rendered.image_sources:
         from frontend.chat.images import prompt_with_images
 
-        return await prompt_with_images(rendered, context, param)
-    return Prompt(await checked_ids(rendered.marked, rendered.mark, context, param), rendered.begins)
+        return await prompt_with_images(rendered, context, param, images)
+    (ids,) = await checked_ids([rendered.marked], rendered.mark, context, param)
+    return Prompt(ids, rendered.begins)
 
 
-async def checked_ids(marked: str, mark: str, context: ModelContext, param: str) -> list[int]:
-    ids = await _encoded(marked, mark, context) if marked else []
-    if not ids:
-        raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
-    check_ids(param, ids, context.vocab_size)
-    return ids
+async def checked_ids(marked: Sequence[str], mark: str, context: ModelContext, param: str) -> list[list[int]]:
+    """Tokenizes rendered conversations with the same mark. Raises BadRequest if one has no tokens."""
+    found = await _encoded(marked, mark, context)
+    for ids in found:
+        if not ids:
+            raise BadRequest(f"`{param}` has no tokens", param=param, code="empty_prompt")
+        check_ids(param, ids, context.vocab_size)
+    return found
 
 
 def render(
@@ -221,10 +233,10 @@ def _accepted(messages: Sequence[ChatMessage], *rest: Any) -> str | None:
         return None
 
 
-async def _encoded(rendered: str, mark: str, context: ModelContext) -> list[int]:
+async def _encoded(rendered: Sequence[str], mark: str, context: ModelContext) -> list[list[int]]:
     if mark:
         return await context.tokenizer.encode_marked(rendered, mark)
-    return await context.tokenizer.encode(rendered, add_special_tokens=False)
+    return await context.tokenizer.encode_batch(rendered, add_special_tokens=False)
 
 
 def _rendered(

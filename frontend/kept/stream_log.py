@@ -2,8 +2,8 @@
 
 Each process has one log, which one thread writes. All records that the event loop makes in a turn are one frame and one
 write, so many streams share the cost, and no lock of another process is waited for. An answer that ends is moved to the
-store as a whole, from memory. So a full part of the log is deleted, unread, when all answers that it has records of have
-ended. If some run on until there are too many parts, they are read back and moved to the store.
+store as a whole, from memory. So a full part of the log is deleted, unread, when all answers that it has records of
+have ended. If some run on until there are too many parts, they are read back and moved to the store.
 
 Each log has a *fence*. While it exists, its process may show what it has written. Another process that takes answers
 over removes the fence first, and then reads the log. A process learns with each write whether its fence is there, so a

@@ -39,6 +39,11 @@ UNNAMED_S = 24 * 3600.0  # a file that belongs to no model for so long is remove
 STARTING_S = 60.0  # by this time after its start, an upload holds the lock of its file
 PARTS, WHOLE = ".part-*", "sha256-*.gguf"
 MOST_AT_ONCE, MOST_OF_A_TENANT = 4, 2  # of all servers that share the folder
+MOST_FILES, MOST_FILES_OF_A_TENANT = 1000, 500
+SHARE = 7 / 8  # of the bytes of all uploads that one tenant may have
+OWNERS = (
+    "uploads-by"  # beside the folder of uploads: a folder for each tenant, with an empty file for each of its files
+)
 RETRY_S = 10.0
 
 
@@ -126,6 +131,8 @@ class Upload:
         self._folder = private_folder(target.parent)
         remove_forgotten(self._folder)
         owner = hashlib.sha256(tenant.encode()).hexdigest()[:16]
+        self._own = target.parent.with_name(OWNERS) / owner
+        self._check_count()
         parts = [file.name for file, _, _ in _files(self._folder, PARTS)]
         if len(parts) >= MOST_AT_ONCE or sum(owner in name for name in parts) >= MOST_OF_A_TENANT:
             raise Overloaded(f"{len(parts)} files arrive already: try again later", code="busy", retry_after=RETRY_S)
@@ -158,6 +165,9 @@ class Upload:
                 code="digest_mismatch",
             )
         os.fsync(self._file)  # the digest is not checked again
+        self._check_count()
+        private_folder(self._own.parent)
+        (private_folder(self._own) / self._target.name).touch(0o600)
         self._part.replace(self._target)
         return self._size
 
@@ -168,7 +178,21 @@ class Upload:
             os.close(self._file)
             _remove(self._part)
 
+    def _check_count(self) -> None:
+        count, own = len(_files(self._folder, WHOLE)), len(_owned(self._own, self._folder))
+        if count >= MOST_FILES or own >= MOST_FILES_OF_A_TENANT:
+            raise TooLarge(
+                f"there are {count} uploaded files, {own} of them by this client; there may be {MOST_FILES}, and "
+                f"{MOST_FILES_OF_A_TENANT} of one client: delete models that were uploaded", code="storage_limit",
+            )  # fmt: skip
+
     def _check_free(self, more: int) -> None:
+        own = sum(_owned(self._own, self._folder)) + self._size
+        if own + more > self._most * SHARE:
+            raise TooLarge(
+                f"one client may have {self._most * SHARE / 2**30:g} GiB of uploads ({SHARE:g} of --upload-gb), and "
+                f"has {own / 2**30:.2f}: delete models that were uploaded", code="storage_limit",
+            )  # fmt: skip
         used = sum(size for _, size, _ in _files(self._folder, PARTS, WHOLE))
         if used + more > self._most:
             raise TooLarge(
@@ -199,6 +223,17 @@ def remove_forgotten(folder: Path, now: float | None = None) -> None:
         for file in old:
             if str(file) not in named:
                 _remove(file)
+
+
+def _owned(own: Path, folder: Path) -> list[int]:
+    """Returns the bytes of each uploaded file of a tenant. own: its folder, from which records of removed files go"""
+    sizes = []
+    for record, _, _ in _files(own, WHOLE):
+        try:
+            sizes.append((folder / record.name).stat().st_size)
+        except OSError:
+            _remove(record)
+    return sizes
 
 
 def _files(folder: Path, *patterns: str) -> list[tuple[Path, int, float]]:

@@ -409,7 +409,14 @@ class _Session(Response):
 
     async def _respond(self, stream: _Stream, create: _Create) -> None:
         earlier = await self._earlier(create.fields)
-        stream.turn = turn = _Turn(stream.stream_id, create.fields, earlier)
+        try:
+            stream.turn = _Turn(stream.stream_id, create.fields, earlier)
+            await self._respond_turn(stream, create, stream.turn)
+        finally:
+            if stream.turn is None or not stream.turn.id:
+                self._forget(earlier.id)
+
+    async def _respond_turn(self, stream: _Stream, create: _Create, turn: "_Turn") -> None:
         exchange = _Exchange(self._socket, turn, msgspec.json.encode(create.fields))
         settings = self._app.remembered.keep(tenant.get(), msgspec.json.encode(_settings(create.fields)))
         create.fields.clear()
@@ -431,6 +438,13 @@ class _Session(Response):
             self._app.remembered.forget(settings)
             if kept is not None:
                 self._app.remembered.forget(kept)
+
+    def _forget(self, id: str) -> None:
+        """Forgets a response whose next turn has failed, as OpenAI does: a client begins again with its whole input."""
+        for stream in self._streams.values():
+            if stream.latest is not None and stream.latest.id == id:
+                self._app.remembered.forget(stream.latest.items)
+                stream.latest = None
 
     async def _earlier(self, fields: Fields) -> "_Earlier":
         """Returns what a request follows. Raises BadRequest and NotFound if nobody here knows it."""

@@ -120,6 +120,7 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
 Text = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 Positive = Annotated[int, Meta(ge=1, le=MOST)]
+UNLIMITED = -1  # a limit on new tokens: up to the context's end, even if the model's name has a limit of its own
 TokenLimit = Annotated[int, Meta(ge=-2, le=MOST, extra_json_schema={"not": {"const": 0}})]  # see `limit_of`
 Share = Annotated[float, Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, Meta(ge=SMALLEST, le=1)]
@@ -178,13 +179,13 @@ def check_indent(indent: int, receipt: bool) -> None:
 
 
 def limit_of(field: str, given: int | None) -> int | None:
-    """Returns a limit on new tokens, where -1 and -2 mean none, as for llama.cpp's and LM Studio's clients.
+    """Returns a limit on new tokens; UNLIMITED for -1 and -2, as for llama.cpp's and LM Studio's clients.
 
     field: the field that holds the limit. Raises FieldError for 0.
     """
     if given == 0:
         raise FieldError(field, "must be -2, -1 or at least 1, got 0")
-    return given if given is not None and given > 0 else None
+    return given if given is None else max(UNLIMITED, given)
 
 
 class StreamOptions(RequestModel):

@@ -224,9 +224,9 @@ class Tokenizer:
         before = next((at for at in places if whole[at : at + len(bare)] == bare), 0)
         return before, len(whole) - len(bare) - before
 
-    async def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Returns the ids of a text with marks (see TokenTexts): a spelling after a mark is encoded as plain text."""
-        return await self._in_thread(lambda: self._aliased.encode_marked(text, mark))
+    async def encode_marked(self, texts: Sequence[str], mark: str) -> list[list[int]]:
+        """Returns the ids of texts with marks (see TokenTexts): a spelling after a mark is encoded as plain text."""
+        return await self._in_thread(lambda: [self._aliased.encode_marked(text, mark) for text in texts])
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         return await self._pool.run(function, *arguments)

@@ -8,6 +8,7 @@ Operations may fail or hang, as disks do. A tier that has failed or hangs is not
 intervals; the store goes on without it.
 """
 
+import errno
 import logging
 import os
 import stat
@@ -39,6 +40,8 @@ STALE_S = 600.0  # unfinished files that nobody has written to for so long are r
 SWEEP_S = 60.0  # between two looks at the whole folder, in which other processes write, too
 ROOM = 0.05  # the janitor makes this share of the limit free
 WITHOUT, WITHOUT_WRITING = "requests are computed without it", "nothing is written there"
+MAKING_ROOM = "the least recently used files make room"
+FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say when the disk, or this user's share of it, is full
 KEPT = 0.5  # the most of the limit that files take which requests want to be kept
 
 
@@ -168,7 +171,7 @@ class Tier:
         try:
             with self.operation():
                 if wanted := self.reset_to:
-                    self._disk.write(self.folder / TOKEN, (wanted,))
+                    self._write(self.folder / TOKEN, (wanted,))
                     with self._lock:
                         self.reset_to = b"" if self.reset_to == wanted else self.reset_to
                 self.token = self._read_token()
@@ -278,7 +281,7 @@ class Tier:
                 if counts.nbytes + nbytes > self.limit:  # pinned files leave no room
                     counts.dropped += 1
                     return False
-                self._disk.write(path, pieces)
+                self._write(path, pieces)
                 if until:
                     self._disk.used(path, until)
         except OSError:
@@ -289,6 +292,17 @@ class Tier:
         counts.written_bytes += nbytes
         counts.written_s += time.perf_counter() - began
         return True
+
+    def _write(self, path: Path, pieces: tuple[bytes | memoryview, ...]) -> None:
+        """Writes a file. On a full disk, files of this folder make room first, once. Raises OSError."""
+        try:
+            self._disk.write(path, pieces)
+        except OSError as error:
+            if error.errno not in FULL or not self.sweep(free=sum(map(len, pieces))):
+                raise
+            self.counts.failures += 1
+            self._warn(error.strerror or str(error), MAKING_ROOM)
+            self._disk.write(path, pieces)
 
     # the janitor
 
@@ -303,7 +317,13 @@ class Tier:
         self._swept = now
         self.sweep(more)
 
-    def sweep(self, more: int = 0) -> None:
+    def sweep(self, more: int = 0, *, free: int = 0) -> int:
+        """Removes the least recently used files if `more` bytes do not fit. Returns how many files it has removed.
+
+        free: bytes that must become free although the folder is not at its limit; ROOM of the folder, if that is more
+
+        Raises OSError.
+        """
         found, total, pinned = [], 0, set[str]()
         for path, nbytes, used in self._disk.files(self.folder):
             if path.name.endswith(PINNED):
@@ -313,15 +333,20 @@ class Tier:
                 total += nbytes
             elif time.time() - used > STALE_S:
                 self._disk.remove(path)
-        if total + more > self.limit:
-            for _, nbytes, path in self._in_order(found):
-                if total + more <= self.limit * (1 - ROOM):
-                    break
-                if path.name not in pinned:
-                    self._disk.remove(path)
-                    self.counts.evictions += 1
-                    total -= nbytes
+        most = self.limit * (1 - ROOM) - more if total + more > self.limit else self.limit
+        if free:
+            most = min(most, total - max(free, total * ROOM))
+        removed = 0
+        for _, nbytes, path in self._in_order(found) if total > most else ():
+            if total <= most:
+                break
+            if path.name not in pinned:
+                self._disk.remove(path)
+                removed += 1
+                total -= nbytes
+        self.counts.evictions += removed
         self.counts.nbytes = total
+        return removed
 
     def _in_order(self, files: list[tuple[float, int, Path]]) -> list[tuple[float, int, Path]]:
         """Returns files, (used, bytes, path) each, as they are removed: the least recently used first.

@@ -174,8 +174,11 @@ class HostBudget:
         self._learn()
         costs = {one: self._row(one, one.host) for one in decodes if one.host is not None}
         self._count_tenants(costs, running or decodes)
+        masked = {one for one in costs if self._waits_for_mask(one)}  # the mask of each wakes the loop
+        if masked and not self.crowded:
+            decodes = [one for one in decodes if one not in masked]
+            costs = {one: cost for one, cost in costs.items() if one not in masked}
         if self.crowded:
-            masked = {one for one in costs if self._waits_for_mask(one)}  # the mask of each wakes the loop
             costs = {one: self._in_step(one, cost) for one, cost in costs.items() if one not in masked}
             waits = self._waiting(costs)
             if waits and len(waits) == len(decodes):  # a step without rows would not bring the next one
@@ -215,7 +218,13 @@ class HostBudget:
     def _waits_for_mask(self, sequence: Sequence) -> bool:
         """Whether a row must wait for its mask, which is computed outside of the steps. Begins to compute it."""
         constraint = sequence.constraint
-        if constraint is None or not self._is_masked_elsewhere(sequence) or constraint.prepare(sequence.turn.tenant):
+        if constraint is None or sequence.history.crashes:
+            return False
+        if self._is_masked_elsewhere(sequence):
+            waits = not constraint.prepare(sequence.turn.tenant)
+        else:  # a mask that was begun beside tenants who have left since, by a thread of low priority
+            waits = constraint.is_computed
+        if not waits:
             return False
         self.masked.append(sequence)
         return True

@@ -394,6 +394,10 @@ class Constraint(Protocol):
     def prepare(self, tenant: str) -> bool:
         """Begins to compute the mask of the present position outside of the steps. Returns whether it is there."""
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether that mask is being computed now, so that a step with this row would stand still until it is there."""
+
     def after(self, ids: Ids) -> "tuple[Constraint, int]":
         """Returns a copy of the constraint after the longest allowed prefix of `ids`, and the length of this prefix."""
 

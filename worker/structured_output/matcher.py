@@ -35,6 +35,10 @@ class Restriction(Constraint):
     def prepare(self, tenant: str) -> bool:
         return True
 
+    @property
+    def is_computed(self) -> bool:
+        return False
+
     def prepared(self) -> tuple[Bits, float] | None:
         """Returns the mask of the grammar, and its seconds, if `prepare` has begun it or it was known before."""
         return None
@@ -82,10 +86,14 @@ class Matcher(Restriction):
         return None if self._mask is None else self._mask.result()
 
     @property
-    def _is_computed(self) -> bool:
-        """Whether a thread computes the mask, so that nobody else may use the state. It begins only if a token may
-        follow."""
+    def _is_lent(self) -> bool:
+        """Whether a thread computes the mask or will, so that nobody else may use the state. It begins only if a token
+        may follow."""
         return self._mask is not None and not self._mask.done()
+
+    @property
+    def is_computed(self) -> bool:
+        return self._mask is not None and self._mask.running()
 
     @property
     def masks(self) -> bool:
@@ -102,11 +110,11 @@ class Matcher(Restriction):
 
     @property
     def ended(self) -> bool:
-        return not self._is_computed and self.state.is_stopped() and not self.state.is_error()
+        return not self._is_lent and self.state.is_stopped() and not self.state.is_error()
 
     @property
     def error(self) -> str:
-        return "" if self._is_computed else error_text(self.state)
+        return "" if self._is_lent else error_text(self.state)
 
     def forced(self, limit: int) -> Ids:
         return tuple(self.state.compute_ff_tokens()[:limit])
@@ -194,6 +202,10 @@ class TokenRules(Restriction):
 
     def prepare(self, tenant: str) -> bool:
         return self._grammar is None or self._grammar.prepare(tenant)
+
+    @property
+    def is_computed(self) -> bool:
+        return self._grammar is not None and self._grammar.is_computed
 
     def prepared(self) -> tuple[Bits, float] | None:
         return None if self._grammar is None else self._grammar.prepared()

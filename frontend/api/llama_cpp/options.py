@@ -18,6 +18,7 @@ from frontend.schema.base import EXACT, LARGEST, MOST, FieldError, Names, Reques
 from frontend.schema.request_fields import (
     MAX_CHOICES,
     STOPS,
+    UNLIMITED,
     Count,
     DryAllowedLength,
     DryBase,
@@ -346,10 +347,16 @@ class Options(RequestModel):
             raise FieldError("receipt", "cannot go with `t_max_predict_ms`", code="conflicting_fields")
 
     @property
+    def stated_limit(self) -> int | None:
+        """The limit on new tokens; None: that of the model's name; UNLIMITED: the context's end."""
+        given: int | None = getattr(self, self.limit_name)
+        return None if given is None else max(UNLIMITED, given)
+
+    @property
     def limit(self) -> int:
-        """The limit on new tokens; negative: no limit."""
-        given = getattr(self, self.limit_name)
-        return -1 if given is None else int(given)
+        """The limit on new tokens; negative: the request states none."""
+        given: int | None = getattr(self, self.limit_name)
+        return -1 if given is None else given
 
     @property
     def limit_name(self) -> str:
@@ -424,7 +431,7 @@ async def options_request(
     Raises BadRequest or Unprocessable, which name the field.
     """
     reading = ParsedRequest(
-        fields := options.fields(), param, None if options.limit < 0 else options.limit, options.limit_name,
+        fields := options.fields(), param, options.stated_limit, options.limit_name,
         ends_with_context=True, n=options.copies, form=structured_output_fields.openai(fields, None, ""),
         features=Features(output_ms=max(0, options.t_max_predict_ms or 0)),
     )  # fmt: skip

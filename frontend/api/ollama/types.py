@@ -18,6 +18,7 @@ from frontend.model_context import RANDOM_SEED, ModelContext
 from frontend.output_parser.model_format import Function, ToolChoice
 from frontend.schema.base import MOST, Names, RequestModel, ResponseModel
 from frontend.schema.request_fields import (
+    UNLIMITED,
     Factor,
     Mirostat,
     MirostatEta,
@@ -81,8 +82,8 @@ class Options(RequestModel):
 
     @property
     def limit(self) -> int | None:
-        """The limit on new tokens; None: no limit."""
-        return self.num_predict if (self.num_predict or 0) > 0 else None
+        """The limit on new tokens; None: that of the model's name; UNLIMITED: the context's end."""
+        return self.num_predict if self.num_predict is None or self.num_predict > 0 else UNLIMITED
 
     @property
     def _seed(self) -> int | None:

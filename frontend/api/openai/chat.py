@@ -98,7 +98,7 @@ def _logprobs_asked(request: ChatRequest) -> int | None:
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
-    """Returns the limit on new tokens; None: up to the end of the context."""
+    """Returns the limit on new tokens; None: that of the model's name; UNLIMITED: the context's end."""
     given = request.limits
     if len(given) > 1:
         raise Unprocessable(

@@ -382,7 +382,7 @@ class ChatRequest(TokenDetailFields):
 
     @property
     def limits(self) -> set[int | None]:
-        """The limits on new tokens that the request sets, by either name; None: up to the context's end."""
+        """The limits on new tokens that the request sets, by either name."""
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         return {limit_of("max_tokens", one) for one in given}
 

@@ -30,6 +30,7 @@ from frontend.model_context import ModelContext, before_truncation, check_charac
 from frontend.request import NO_FEATURES, Delta, Features, GenerationRequest, TokenLogprob
 from frontend.schema.base import EXACT, MOST, FieldError, JsonArray, in_slices, to_json
 from frontend.schema.request_fields import (
+    UNLIMITED,
     ChoiceCount,
     LogprobCount,
     Positive,
@@ -117,10 +118,10 @@ class CompletionRequest(TokenDetailFields):
             raise FieldError("prompt", f"must be {SHAPES}", BadRequest, "wrong_type")
 
     def limit(self, context: ModelContext) -> int | None:
-        """Returns the limit on new tokens; None: that of the model's name, or else the context's end."""
-        if self.max_tokens is None and self.n_predict is None:
+        """Returns the limit on new tokens; None: that of the model's name; UNLIMITED: the context's end."""
+        if self.max_tokens is None:
             return MOST_TOKENS if context.most_new is None else None
-        return None if self.max_tokens is None or self.max_tokens < 0 else self.max_tokens
+        return max(UNLIMITED, self.max_tokens)
 
     @property
     def asked_logprobs(self) -> int | None:

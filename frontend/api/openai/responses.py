@@ -35,6 +35,7 @@ from frontend.output_parser.model_format import Function, ParserConfig, Reasonin
 from frontend.output_parser.parser import output_parser
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob
 from frontend.schema.base import to_json
+from frontend.schema.request_fields import UNLIMITED
 from frontend.server.sse import SERVER_SENT_EVENTS
 from frontend.structured_output import fields
 from frontend.structured_output.fields import TextFormat
@@ -357,7 +358,8 @@ def _echoed(request: ResponseRequest, known: tuple[Function, ...], chosen: Sampl
     """Returns the fields of a response that repeat fields of its request."""
     tools = [_echoed_tool(one) for one in known]
     return {
-        "instructions": request.instructions, "max_output_tokens": request.most_tokens,
+        "instructions": request.instructions,
+        "max_output_tokens": None if request.most_tokens == UNLIMITED else request.most_tokens,
         "max_tool_calls": request.max_tool_calls, "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning": types.ReasoningSettings(effort=request.reasoning.effort if request.reasoning else None),

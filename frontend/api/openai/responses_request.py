@@ -5,7 +5,7 @@ The reasoning, text and calls of one assistant turn are separate items. `merge_s
 
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -19,6 +19,7 @@ from frontend.model_context import ModelContext
 from frontend.output_parser.model_format import Function
 from frontend.schema.base import FieldError, Names, RequestModel
 from frontend.schema.request_fields import (
+    UNLIMITED,
     Count,
     IncludeReasoning,
     ModelName,
@@ -35,6 +36,9 @@ from frontend.schema.request_fields import (
 )
 from frontend.structured_output.fields import TextOptions
 from frontend.text.chat_template import found_in, within
+
+if TYPE_CHECKING:  # imported only for a conversation with images
+    from frontend.chat.image_decoding import Decoded
 
 SCORES = "message.output_text.logprobs"
 
@@ -250,7 +254,7 @@ class ResponseRequest(OpenAIFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit on new tokens; None: up to the context's end."""
+        """The limit on new tokens; None: that of the model's name; UNLIMITED: the context's end."""
         return limit_of("max_output_tokens", self.max_output_tokens)
 
 
@@ -279,9 +283,11 @@ async def response_prompt(
         arguments["verbosity"] = request.text.verbosity
     arguments |= request.chat_template_kwargs or {}
 
+    images: dict[str, Decoded] = {}  # those of the first rendering serve all others
+
     async def rendered(kept: Sequence[Sequence[ChatMessage]]) -> Prompt:
         messages = merge_same_role([*instructions, *chain.from_iterable(kept)])
-        return await render_prompt(messages, context, arguments, functions, param="input")
+        return await render_prompt(messages, context, arguments, functions, param="input", images=images)
 
     if not isinstance(request, ResponseRequest) or request.truncation != "auto" or not context.max_seq_len:
         return await rendered(shown)
@@ -309,7 +315,7 @@ async def _fitting(
     except ContextLengthExceeded:
         pass
     first, starts = _places_to_begin(shown)
-    most = longest - (longest // 4 if asked is None else min(asked, longest // 2))
+    most = longest - (longest // 4 if asked in (None, UNLIMITED) else min(asked, longest // 2))
     found: Prompt | None = None
     low, high = 0, len(starts) - 1
     while low < high:

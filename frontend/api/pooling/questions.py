@@ -7,7 +7,7 @@ token, and the answer is the probabilities of the labels as the next token.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -25,6 +25,7 @@ from frontend.generation.service import MAX_TOKENS
 from frontend.model_context import ModelContext, check_characters
 from frontend.output_parser.model_format import Reasoning, ToolFormat
 from frontend.request import GenerationRequest
+from frontend.text.tokenizer import HUGE_CHARS
 from shared.messages import Pooling, PoolingKind
 
 MOST_OPTIONS, MOST_LEVELS = 128, 10
@@ -219,7 +220,23 @@ async def _prompts(
             f"`questions` make {len(asked)} prompts of more than {MOST_CHARACTERS} characters in all",
             param="questions", code="out_of_range",
         )  # fmt: skip
-    return [await checked_ids(head + one + tail, rendered.mark, context, param) for one in asked]
+    prompts: list[list[int]] = []
+    for batch in _batches([head + one + tail for one in asked]):
+        prompts += await checked_ids(batch, rendered.mark, context, param)
+    return prompts
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the texts in order, as many together as other tenants' texts may wait for (at least one)."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        if batch and size + len(text) > HUGE_CHARS:
+            yield batch
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    yield batch
 
 
 def _rendered(messages: Sequence[ChatMessage], kwargs: Mapping[str, Any], param: str, context: ModelContext) -> Any:

@@ -67,7 +67,10 @@ def test_damaged_export_is_refused(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(CliError, match="damaged: corrupted"):
         cache(["import", str(tmp_path / "other"), str(file)])
-    assert prefixes(tmp_path / "other") == []
+    file.write_bytes(bytes(10240))
+    with pytest.raises(CliError, match="it is empty"):
+        cache(["import", str(tmp_path / "other"), str(file)])
+    assert not (tmp_path / "other").exists()
 
 
 def test_damaged_file_is_not_exported(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """deploy/cli/processes.py: the launcher finds every mistake before it starts a process, and reports it once."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from deploy.cli.processes import check_before_start
 from deploy.launcher.child_command import DEMO_MODEL, CliError
+from frontend.kept.sqlite import open_file
 from shared.config.declaration import ConfigError
 from shared.config.settings import Settings, with_values
 
@@ -64,3 +66,19 @@ def test_folder_without_weights_is_code_3_unless_workers_are_elsewhere(tmp_path:
 def test_store_that_is_a_folder_is_an_error_of_its_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^--store {tmp_path}: it is a folder"):
         check(store=str(tmp_path))
+
+
+def test_store_that_is_another_programs_file_is_refused_and_not_changed(tmp_path: Path) -> None:
+    text, foreign, own = (tmp_path / name for name in ("notes.txt", "browser.db", "answers.db"))
+    text.write_text("buy milk")
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE visits (url TEXT)")
+    db.close()
+    for path, problem in ((text, "is no store of answers"), (foreign, "another program: it has the table 'visits'")):
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match=rf"^--store {path}: .*{problem}.* name another file"):
+            check(store=str(path))
+        assert path.read_bytes() == before and sorted(tmp_path.iterdir()) == sorted([text, foreign])
+    for _ in range(2):
+        open_file(own).close()
+        check(store=str(own))

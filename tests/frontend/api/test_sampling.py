@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from frontend.api.openai import chat, completions
+from frontend.api.llama_cpp import completion
+from frontend.api.ollama import chat as ollama_chat
+from frontend.api.openai import chat, completions, responses
 from frontend.api.sglang import generate
 from frontend.errors import Unprocessable
 from frontend.request import GenerationRequest
@@ -45,7 +47,17 @@ async def test_limit_of_a_models_name_is_the_default_of_every_route(tokenizer: T
     assert await limits(completions, prompt | {"n_predict": 9}) == [9, 9]
     assert await limits(generate, text) == [128, 4]
     assert await limits(generate, text | {"sampling_params": {"max_new_tokens": 128}}) == [128, 128]
-    assert (await limits(completions, prompt | {"max_tokens": -1}))[0] > 200
+    for field in ("max_tokens", "n_predict"):
+        unlimited = await limits(completions, prompt | {field: -1})
+        assert unlimited == unlimited[:1] * 2 and unlimited[0] > 200
+    messages = {"model": MODEL, "messages": [{"role": "user", "content": "abc"}]}
+    for api_format, asked in (
+        (chat, messages | {"max_completion_tokens": -2}),
+        (responses, {"model": MODEL, "input": "abc", "max_output_tokens": -1}),
+        (ollama_chat, messages | {"options": {"num_predict": -1}}), (completion, {"prompt": "abc", "n_predict": -1}),
+    ):  # fmt: skip
+        unlimited = await limits(api_format, asked)
+        assert unlimited == unlimited[:1] * 2 and unlimited[0] > 100
 
 
 @pytest.mark.parametrize("share", [0, 0.0, 1e-50])

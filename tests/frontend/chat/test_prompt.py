@@ -374,3 +374,22 @@ def test_unknown_field_beside_an_image_is_ignored(source: dict[str, str]) -> Non
     read = decode(json.dumps(body).encode(), messages.REQUEST, ignored.append)
     found: Any = read.messages[0].content[0]
     assert len(ignored) == 2 and found.source.url.endswith(source.get("data", "u"))
+
+
+async def test_image_of_a_conversation_that_is_cut_is_fetched_once(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, fetches = context_of(folders["gemma3"], allowed_media_domains="example.org"), list[str]()
+    file = base64.b64decode(data(drawn(64, 64)))
+
+    def fetched(path: str, url: str, *_: Any) -> bytes:
+        fetches.append(url)
+        return file
+
+    monkeypatch.setattr(images_module, "fetched", fetched)
+    said = [{"role": "user", "content": f"{number}{'a' * 900}"} for number in range(8)]
+    picture = {"type": "input_image", "image_url": "https://example.org/a.png"}
+    items = [*said, {"role": "user", "content": [picture, {"type": "input_text", "text": "What?"}]}]
+    body = {"model": MODEL, "max_output_tokens": 4, "truncation": "auto", "input": items}
+    request = await parse(responses, body, context)
+    assert len(request.features.images) == 1 and len(fetches) == 1

@@ -210,3 +210,19 @@ def test_parts_of_a_killed_server_and_files_without_a_model_go_and_others_stay(f
     assert not old.exists() and named.exists() and len([*folder.glob(".part-*")]) == 1
     running.close()
     assert [*folder.iterdir()] == [named]
+
+
+@pytest.mark.parametrize("bound", ["MOST_FILES", "MOST_FILES_OF_A_TENANT", "SHARE"])
+async def test_uploads_of_a_client_are_bounded_by_count_and_bytes(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, folder: Path, bound: str
+) -> None:
+    monkeypatch.setattr(blobs, bound, 30.0 / 2**30 if bound == "SHARE" else 3)
+    async with server(tmp_path_factory, monkeypatch, upload_gb=1.0) as (http, _, _table):
+        for number in range(5):
+            data = b"GGUF" + bytes([number]) * 4
+            digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+            answer = await http.post(f"/api/blobs/{digest}", content=data)
+            assert answer.status_code == (201 if number < 3 else 413), answer.text
+        assert answer.json()["code" if "code" in answer.json() else "error"] and len([*folder.iterdir()]) == 3
+        next(folder.iterdir()).unlink()  # as the launcher does with the last name of its model
+        assert (await http.post(f"/api/blobs/{digest}", content=data)).status_code == 201

@@ -173,6 +173,16 @@ async def test_lane_forks_the_response_of_another_one(qwen: Model) -> None:
     assert gone["error"]["code"] == "previous_response_not_found", "a stream remembers its latest response"
 
 
+@pytest.mark.parametrize("wrong", [{"input": 5}, {"background": True}])
+async def test_response_whose_next_turn_fails_is_forgotten(qwen: Model, wrong: dict[str, Any]) -> None:
+    qwen.says = ["One"]
+    async with served(qwen.pool, qwen.tokenizer) as it, it.socket() as socket:
+        first = (await socket.turn())["response"]["id"]
+        assert (await socket.turn(previous_response_id=first, **wrong))["status"] == 400
+        gone = await socket.turn(previous_response_id=first)
+        assert gone["error"]["code"] == "previous_response_not_found"
+
+
 @pytest.mark.parametrize("text", ["", "Hello"])
 async def test_warming_up_computes_the_prompt_and_shows_no_output(qwen: Model, text: str) -> None:
     qwen.says = ["x", "One"]

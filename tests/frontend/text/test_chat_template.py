@@ -173,10 +173,9 @@ def test_date_is_that_of_utc_or_of_the_client() -> None:
     [
         (GEMMA, "Conversation roles must alternate"),
         ("{{ messages[0].content + 1 }}", "refused the messages"),
-        ("{{ messages.append(1) }}", "refused the messages"),
+        ("{{ messages.get(1) }}", "refused the messages"),
         ("{{ ''.__class__.__mro__ }}", "refused the messages"),
         ("{{ nothing.at.all }}", "'nothing' is undefined"),
-        ("{{ 'a' * 10**16 }}", "refused the messages: MemoryError"),
         # half of a character, which a response cannot contain
         ("{{ raise_exception('half \\ud83d') }}", r"half \\ud83d$"),
     ],
@@ -214,6 +213,6 @@ def test_render_without_a_default_template_raises() -> None:
 
 
 def test_render_of_a_broken_template_raises() -> None:
-    for source in ("{% if %}", "{% break %}", "{{ 10**5000 }}"):
+    for source in ("{% if %}", "{% break %}", "{{ 1 | trim(}}"):
         with pytest.raises(TemplateError, match=r"^the model's chat template does not compile: ."):
             ChatTemplate({"default": source}, {}).render([{"role": "user", "content": "Hi"}])

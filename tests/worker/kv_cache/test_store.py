@@ -189,7 +189,7 @@ def test_full_and_read_only_disks_lose_no_request(
     assert counts.failures >= 1 and counts.written == 0 and counts.dropped >= 1
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS])
 def test_disk_that_cannot_be_written_to_is_still_read(start: Start, alone: Answer, error: int) -> None:
     start().answer(prompt_of())
     process = with_disk(start(), Faulty(error, reads=False, writes=True))
@@ -201,6 +201,39 @@ def test_disk_that_cannot_be_written_to_is_still_read(start: Start, alone: Answe
         assert process.store is not None
         (tier,) = process.store.tiers
         assert tier.usable and not tier.writable and tier.counts.failures == 1, "it is tried again after a while only"
+
+
+class Small(Disk):
+    """A disk that is full from so many bytes of the store on, long before the store is at its own limit."""
+
+    def __init__(self, folder: Path, most: int, error: int) -> None:
+        self.folder, self.most, self.error = folder, most, error
+
+    def write(self, path: Path, pieces: tuple[bytes | memoryview, ...]) -> None:
+        if sum(nbytes for _, nbytes, _ in self.files(self.folder)) + sum(map(len, pieces)) > self.most:
+            raise OSError(self.error, "a simulated fault")
+        super().write(path, pieces)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_oldest_files_make_room_on_a_full_disk(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    start().answer(prompt_of())
+    folder = tmp_path / "kv"
+    oldest = {path: path.stat().st_size for path in files(folder)}
+    disk = Small(folder, int(1.5 * sum(oldest.values())), error)
+    process = with_disk(start(), disk)
+    assert process.store is not None
+    (tier,) = process.store.tiers
+    with caplog.at_level(logging.WARNING, "sluice.kv_store"):
+        process.answer(prompt_of(seed=4))
+    assert tier.writable and not tier.counts.dropped, "it goes on"
+    assert 0 < tier.counts.evictions < len(oldest) and tier.counts.failures >= 1
+    assert "make room" in caplog.text
+    disk.most = sum(path.stat().st_size for path in files(folder))
+    tier.ask_reset(bytes(16))
+    assert tier.refresh() == bytes(16), "so does the file that empties the store for everybody"
 
 
 def test_failing_reads_are_computed(start: Start, alone: Answer) -> None:

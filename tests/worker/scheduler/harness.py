@@ -431,9 +431,9 @@ class Rule(Constraint):
 
 
 class SlowMask:
-    """A constraint whose masks take long. ready: whether the next one is there"""
+    """A constraint whose masks take long. ready: whether the next one is there; is_computed: whether it was begun"""
 
-    ended = False
+    ended = is_computed = False
 
     def __init__(self) -> None:
         self.ready, self.asked = False, list[str]()

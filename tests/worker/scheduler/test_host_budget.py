@@ -103,7 +103,13 @@ def test_row_waits_for_a_heavy_mask_that_is_computed_elsewhere_and_then_costs_no
         assert budget.affordable([one], [one, other]) == [] and budget.masked == [one], "the mask wakes the loop"
         assert one not in budget.affordable([one, other]) and budget.crowded
         assert budget.fitting(one, 7, 7, samples=True) == 6, "the rest of a prompt needs no mask"
-    mask.ready = True
+    mask.is_computed, plain = True, sequence(None, tenant="a")
+    for _ in range(2 * SEEN_STEPS):  # the others leave
+        assert budget.affordable([one, plain]) == [plain] and budget.masked == [one], "no step waits for the mask"
+    assert not budget.crowded
+    mask.ready, mask.is_computed = True, False
+    assert budget.affordable([one, plain]) == [one, plain]
+    budget.affordable([one], [one, other])
     assert all(budget.affordable([one, other]) == [one, other] for _ in range(9)) and not budget.masked
     assert budget.fitting(one, 7, 7, samples=True) == 7 and set(mask.asked) == {"a"}
     assert suspect in budget.affordable([suspect, other]) and not never.asked, "it is computed in a step of its own"

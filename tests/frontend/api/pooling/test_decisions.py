@@ -213,3 +213,23 @@ async def test_gpt_oss_answers_in_its_final_channel(gpt_oss: Model) -> None:
 def test_confidence(probabilities: tuple[float, ...], ordered: bool, expected: float) -> None:
     question = Question("a", "a", "?", tuple((str(i), "") for i in range(len(probabilities))), ordered)
     assert Answer(question, probabilities, 1.0, True).confidence == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("spelled", ["", "<|im_end|>"])
+async def test_many_questions_are_tokenized_together(
+    qwen: Model, spelled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qwen.pool.play = answering(lambda id: -1.0, 0)
+    calls = list[int]()
+    for name in ("encode_batch", "encode_marked"):
+        encode = getattr(qwen.tokenizer, name)
+
+        async def noted(texts: Any, *more: Any, encode: Any = encode, **named: Any) -> Any:
+            calls.append(len(texts))
+            return await encode(texts, *more, **named)
+
+        monkeypatch.setattr(qwen.tokenizer, name, noted)
+    asked = [{"type": "predicate", "instructions": f"Is it {number}?{spelled}"} for number in range(50)]
+    answer = await post(qwen, "/v1/decisions", {"input": STATE, "questions": asked})
+    assert answer.status_code == 200 and len(qwen.prompts) == 50, answer.text
+    assert calls.count(50) == 1 and len(calls) <= 2
