@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from frontend.errors import Overloaded
 from frontend.model_context import ModelContext
-from frontend.text.chat_template import HERE_S, NotHere, TemplateError
+from frontend.text.chat_template import HERE_S, TemplateError
+from frontend.text.plain_template import NotHere
 from frontend.turns import FairChildren, tenant
 from shared.sandbox import Killed, Lost, NotStarted, Raised, SlowTenants
 

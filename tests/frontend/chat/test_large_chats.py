@@ -11,7 +11,8 @@ from frontend.chat import large_chats
 from frontend.chat.large_chats import FEW_BYTES, MOST_VALUES, body_bytes, prepared
 from frontend.errors import BadRequest
 from frontend.model_context import ModelContext
-from frontend.text.chat_template import ChatTemplate, NotHere, Source
+from frontend.text.chat_template import ChatTemplate, Source
+from frontend.text.plain_template import NotHere
 from frontend.turns import tenant
 from shared.config.frontend import FrontendConfig
 from shared.sandbox import SlowTenants

@@ -2,7 +2,8 @@
 
 import pytest
 
-from frontend.text.chat_template import MOST_SOURCE, ChatTemplate, NotHere
+from frontend.text.chat_template import ChatTemplate
+from frontend.text.plain_template import MOST_SOURCE, NotHere
 from tests import templates
 
 SOURCES = [source for name, source in vars(templates).items() if name.isupper() and isinstance(source, str)]
