@@ -15,13 +15,14 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import cast
 
 from frontend.kept.database import BUSY_S, SCHEMA, STORED_INDEX, VERSION, Connection, LogGone, LogPart
 
 MAGIC = b"SQLite format 3\0"  # how every file of SQLite begins
+OWN_TABLES = {"answers", "pieces"}  # tables that every store has, since its first version
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another one whenever the machine starts; Linux has it
 BOOT_CHARS = 8
 DELETED = "the file was deleted, or another one is in its place"
@@ -39,8 +40,8 @@ class SQLite:
         self._opened: Identity = None
 
     def start_problem(self) -> str:
-        problem = not_a_file(self.path)
-        return f"{problem}; name a file, which is made if there is none" if problem else ""
+        problem = not_a_file(self.path) or another_programs(self.path)
+        return f"{problem}; name another file, which is made if there is none" if problem else ""
 
     def open(self) -> Connection:
         db = open_file(self.path)
@@ -115,7 +116,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     with suppress(FileExistsError):  # closing a descriptor of the file would release the locks that SQLite holds on it
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     info = path.stat()
-    if problem := not_a_file(path):
+    if problem := not_a_file(path) or another_programs(path):
         raise OSError(errno.EINVAL, problem, str(path))
     if info.st_uid == os.geteuid() and info.st_mode & 0o077 and _begins_as_a_store(path):
         path.chmod(0o600)
@@ -142,6 +143,26 @@ def not_a_file(path: Path) -> str:
     if path.is_dir():
         return "it is a folder"
     return "it is no regular file" if path.exists() and not path.is_file() else ""
+
+
+def another_programs(path: Path) -> str:
+    """Says that a file is the database of another program, which must not get our tables; empty for all others.
+
+    A file that is no database of SQLite may be a damaged store. Opening it fails and does not change it. Nor does this.
+    """
+    if not path.is_file() or not path.stat().st_size or not _begins_as_a_store(path):
+        return ""
+    log = path.with_name(f"{path.name}-wal")
+    # Without a log, SQLite is told that the file does not change, so that it makes no files for it.
+    how = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True)) as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error:
+        return ""
+    if not tables or tables >= OWN_TABLES:
+        return ""
+    return f"it is a database of another program, with the table {min(tables)!r:.80}"
 
 
 def _begins_as_a_store(path: Path) -> bool:

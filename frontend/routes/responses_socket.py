@@ -402,10 +402,8 @@ class _Session(Response):
             if begun:
                 for one in steers:
                     self._release(one.message)
-            elif create.message is None:
+            else:
                 self._fail(stream, steers, "successor_creation_failed", "the request that follows was refused")
-            else:  # it may come again, without its mistake
-                stream.steers = steers
 
     async def _respond(self, stream: _Stream, create: _Create) -> None:
         earlier = await self._earlier(create.fields)

@@ -68,17 +68,23 @@ def test_store_that_is_a_folder_is_an_error_of_its_flag(tmp_path: Path) -> None:
         check(store=str(tmp_path))
 
 
-def test_store_that_is_another_programs_file_is_refused_and_not_changed(tmp_path: Path) -> None:
+def test_store_that_is_another_programs_database_is_refused_and_not_changed(tmp_path: Path) -> None:
     text, foreign, own = (tmp_path / name for name in ("notes.txt", "browser.db", "answers.db"))
     text.write_text("buy milk")
     with sqlite3.connect(foreign) as db:
         db.execute("CREATE TABLE visits (url TEXT)")
     db.close()
-    for path, problem in ((text, "is no store of answers"), (foreign, "another program: it has the table 'visits'")):
-        before = path.read_bytes()
-        with pytest.raises(ConfigError, match=rf"^--store {path}: .*{problem}.* name another file"):
-            check(store=str(path))
-        assert path.read_bytes() == before and sorted(tmp_path.iterdir()) == sorted([text, foreign])
+    before = foreign.read_bytes()
+    problem = "it is a database of another program, with the table 'visits'; name another file"
+    with pytest.raises(ConfigError, match=rf"^--store {foreign}: {problem}"):
+        check(store=str(foreign))
+    with pytest.raises(OSError, match="another program"):  # one that lies there later
+        open_file(foreign)
+    check(store=str(text))  # may be a damaged store: the server starts, and keeps nothing
+    with pytest.raises(sqlite3.DatabaseError):
+        open_file(text)
+    assert foreign.read_bytes() == before and text.read_text() == "buy milk"
+    assert sorted(tmp_path.iterdir()) == sorted([text, foreign])
     for _ in range(2):
         open_file(own).close()
         check(store=str(own))

@@ -120,7 +120,7 @@ async def test_client_whose_chat_took_long_is_served_elsewhere_for_a_while(
 async def test_marks_of_images_do_not_go_to_the_child(tokenizer: Any) -> None:
     source = Source("data:,x")
     template = "{% for part in messages[0].content %}{{ part.type }}{% endfor %}{# image #}"
-    made = replace(context(tokenizer), template=ChatTemplate({"default": template}, {}, sees=True))
+    made = replace(context(tokenizer), template=ChatTemplate({"default": template}, {}, supports_vision=True))
     many = [1] * (MOST_VALUES + 1)
 
     def make(context: ModelContext) -> str:

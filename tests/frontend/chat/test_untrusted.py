@@ -17,7 +17,7 @@ from frontend.api.anthropic import messages as anthropic
 from frontend.api.ollama.chat import CHAT as ollama
 from frontend.api.ollama.chat import GENERATE as ollama_text
 from frontend.api.openai import chat, responses
-from frontend.api.pooling import rerank
+from frontend.api.pooling.rerank import RERANK
 from frontend.chat.history import as_the_template_shows, call, chat_message
 from frontend.chat.prompt import render_prompt
 from frontend.model_context import ModelContext
@@ -154,7 +154,7 @@ async def test_texts_to_score_make_no_special_tokens(
     prompts = [
         [id for id in ids if id in special]
         for text in (FORGED, "word")
-        for ids in (await parse(rerank, {"model": MODEL, "query": text, "documents": [text]}, context)).prompts
+        for ids in (await parse(RERANK, {"model": MODEL, "query": text, "documents": [text]}, context)).prompts
     ]
     assert prompts[0] == prompts[1] and bool(prompts[0]) == (not labels), "the template of a question has some"
 
@@ -225,4 +225,4 @@ async def test_harmless_chat_has_the_ids_of_its_whole_text(models: list[ModelCon
         text = context.template.render(as_the_template_shows(turns, context.style))
         (whole,) = tokenizer.encode_now([text], False)
         assert (await render_prompt(turns, context, {})).ids == whole
-        assert await tokenizer.encode_marked(text, "0" * 39) == whole, "the engine for marked texts agrees"
+        assert await tokenizer.encode_marked([text], "0" * 39) == [whole], "the engine for marked texts agrees"

@@ -104,13 +104,26 @@ async def test_what_was_added_waits_for_results_of_tools(qwen: Model) -> None:
         assert pending.steer.id == accepted["steer"]["id"]
         (stub,) = [one.to_dict() for one in pending.required_input]
         assert stub == {"type": "function_call_output", "call_id": call["call_id"], "name": "get_weather"}
-        bad = await socket.turn(previous_response_id=id, input=5)
-        assert bad["type"] == "error"
         result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Rain"}
         assert (await socket.turn(previous_response_id=id, input=[result]))["type"] == "response.completed"
         assert not it.state.bodies.held
     second = prompts(held, qwen)[1]
     assert second.index("In Rome") < second.index("Rain")
+
+
+async def test_what_was_added_is_given_back_when_the_next_request_is_refused(qwen: Model) -> None:
+    held = holding(qwen, WEATHER)
+    async with served(held.pool, qwen.tokenizer) as it, it.socket() as socket:
+        id = await begun(socket, tools=[TOOL])
+        accepted = await steered(socket, id, "In Rome")
+        held.finish()
+        await socket.until("response.steer.pending")
+        await socket.send(**HELLO | {"previous_response_id": id, "input": 5})
+        events = {one["type"]: one for one in [await socket.event(), await socket.event()]}
+        assert events["error"]["error"]["param"] == "input"
+        failed = ResponseSteerFailedEvent.model_validate(events["response.steer.failed"])
+        assert (failed.error.code, failed.steer.id) == ("successor_creation_failed", accepted["steer"]["id"])
+        assert not it.state.bodies.held
 
 
 @pytest.mark.parametrize("code", ["response_not_active", "successor_creation_failed"])
