@@ -32,8 +32,9 @@ from deploy.launcher.many_sizes import HubModels
 from shared.config.declaration import ConfigError
 from shared.config.flags import Parser, add_flags, all_flags, read, secret_variables, to_argv
 from shared.config.settings import Settings, with_values
+from shared.gguf.index import stored_bytes
 from shared.gguf.naming import HUB_NAME, GgufError
-from shared.gguf.translated import fetch_model, stored_bytes
+from shared.gguf.translated import fetch_model
 from shared.hf_hub import CHECKPOINT_FILES, HubError, fetch
 from shared.machine import available_bytes, visible_gpus
 from shared.weight_formats import folder_problem

@@ -31,8 +31,8 @@ from shared.config.check import check
 from shared.config.declaration import ConfigError, flag_name
 from shared.config.flags import Flag, all_flags
 from shared.config.settings import ModelConfig, Settings, with_values
+from shared.gguf.index import read_index
 from shared.gguf.naming import is_translation, local_model, short_name
-from shared.gguf.translated import read_index
 from shared.launcher_messages import State
 from shared.machine import CPU_SHARE, available_bytes, visible_gpus
 from shared.model_library import library_file, read_library, write_presets

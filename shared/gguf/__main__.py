@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from shared.gguf.config import config_of, outline_of, pooling_files, write_numbers
 from shared.gguf.config_vision import OF_TOWER, NotServed, Vision, read_vision
 from shared.gguf.container import Container, StoredTensor
+from shared.gguf.index import Entry, Index, TiledHeads
 from shared.gguf.naming import CANNOT_WRITE, INDEX, NUMBERS, GgufError
 from shared.gguf.tokenizer import Vocabulary, generation_config_of, tokenizer_config_of, tokenizer_of
-from shared.gguf.translated import Entry, Index, TiledHeads, TowerFile
+from shared.gguf.translated import TowerFile
 
 PLAIN = ("F32", "F16", "BF16")
 # keys of config.json that hold for the text model and the tower

@@ -11,8 +11,8 @@ from gguf import PoolingType
 from shared.gguf import config_dense, config_encoder, config_moe
 from shared.gguf.config_values import Config, Hyperparameters
 from shared.gguf.container import Container
+from shared.gguf.index import Entry
 from shared.gguf.naming import NUMBERS, GgufError
-from shared.gguf.translated import Entry
 
 
 def config_of(container: Container) -> Config:

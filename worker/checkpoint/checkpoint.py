@@ -19,9 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shared.gguf.index import read_index
 from shared.gguf.naming import HUB_NAME, GgufError, is_translation, local_model
 from shared.gguf.naming import INDEX as GGUF_INDEX
-from shared.gguf.translated import check_not_only_gguf, fetch_model, read_index, tower_file, translated
+from shared.gguf.translated import check_not_only_gguf, fetch_model, tower_file, translated
 from shared.hf_hub import CHECKPOINT_FILES, HubError, Progress, fetch
 from shared.log import MAX_SHOWN, on_one_line
 from shared.weight_formats import folder_problem, other_format

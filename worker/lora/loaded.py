@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from shared.gguf.config import ARCHITECTURES
+from shared.gguf.index import Index
 from shared.gguf.lora import read_gguf
-from shared.gguf.translated import Index
 from shared.lora import AdapterError, AdapterFiles, LowRank, StoredFactor, low_rank_modules
 from worker.lora.target_modules import Rows, Sites
 from worker.ops.linear import linear

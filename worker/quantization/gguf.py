@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shared.gguf.grids import grid
-from shared.gguf.translated import TiledHeads
+from shared.gguf.index import TiledHeads
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.checkpoint.stored_weight import (
     PLAIN,

@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from shared.gguf.translated import Entry, Index, TiledHeads, read_index
+from shared.gguf.index import Entry, Index, TiledHeads, read_index
 from worker.checkpoint.checkpoint import CheckpointError, names_of_experts
 from worker.checkpoint.staging import Extent, Staging
 

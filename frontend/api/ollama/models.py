@@ -18,7 +18,7 @@ from frontend.schema.base import FieldError, Names, RequestModel
 from frontend.schema.request_fields import Text, doc
 from frontend.schema.responses import Capability
 from frontend.text.fill_in_middle import layout_of
-from shared.gguf.translated import StoredWeights, stored_bytes, stored_weights
+from shared.gguf.index import StoredWeights, stored_bytes, stored_weights
 from shared.launcher_messages import ModelState
 from shared.preset import Preset
 

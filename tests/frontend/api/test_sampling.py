@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from frontend.api.llama_cpp import completion
-from frontend.api.ollama import chat as ollama_chat
+from frontend.api.llama_cpp.completion import COMPLETION
+from frontend.api.ollama.chat import CHAT as OLLAMA_CHAT
 from frontend.api.openai import chat, completions, responses
 from frontend.api.sglang import generate
 from frontend.errors import Unprocessable
@@ -54,7 +54,7 @@ async def test_limit_of_a_models_name_is_the_default_of_every_route(tokenizer: T
     for api_format, asked in (
         (chat, messages | {"max_completion_tokens": -2}),
         (responses, {"model": MODEL, "input": "abc", "max_output_tokens": -1}),
-        (ollama_chat, messages | {"options": {"num_predict": -1}}), (completion, {"prompt": "abc", "n_predict": -1}),
+        (OLLAMA_CHAT, messages | {"options": {"num_predict": -1}}), (COMPLETION, {"prompt": "abc", "n_predict": -1}),
     ):  # fmt: skip
         unlimited = await limits(api_format, asked)
         assert unlimited == unlimited[:1] * 2 and unlimited[0] > 100

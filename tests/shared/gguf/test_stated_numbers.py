@@ -8,8 +8,8 @@ import pytest
 
 from shared.gguf.config import write_numbers
 from shared.gguf.container import Container
+from shared.gguf.index import Entry
 from shared.gguf.naming import NUMBERS, GgufError
-from shared.gguf.translated import Entry
 
 
 def container(**metadata: Any) -> Container:

@@ -10,8 +10,9 @@ import pytest
 from frontend.text.tokenizer import Tokenizer
 from shared.gguf import naming
 from shared.gguf import translated as module
+from shared.gguf.index import read_index
 from shared.gguf.naming import GgufError
-from shared.gguf.translated import read_index, translated
+from shared.gguf.translated import translated
 from tests.gguf_files import Written, write
 from tests.strangers import give_away
 from worker.checkpoint.checkpoint import resolve

@@ -58,7 +58,7 @@ def test_frontend_knows_what_the_cache_finds_under_random_use(lost: float, monke
         if drawn.random() >= lost:
             frontend.take("w", sent)
         if lost and turn % 30 == 0:
-            for _ in range(2 * len(report._told) // 3 + 2):
+            for _ in range(2 * len(report._reported) // 3 + 2):
                 frontend.take("w", report.take())
         if not lost or turn % 30 == 0:
             known = findable(paging, prompts)
@@ -106,7 +106,9 @@ def test_a_report_has_a_bound() -> None:
         computed(paging, rig.sequence([token] * 64))
     sizes = [len(encode(report.take())) for _ in range(30)]
     assert max(sizes) < 4 * (prefix_report.MAX_CHANGES + prefix_report.PART) + 40
-    assert len(report._keys) == len(report._told) == prefix_report.MAX_KEYS and sizes[-1] < 4 * prefix_report.PART + 40
+    assert (
+        len(report._keys) == len(report._reported) == prefix_report.MAX_KEYS and sizes[-1] < 4 * prefix_report.PART + 40
+    )
 
 
 def test_report_estimates_what_waiting_sequences_will_find(monkeypatch: pytest.MonkeyPatch) -> None:

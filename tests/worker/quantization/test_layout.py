@@ -9,7 +9,7 @@ import torch
 
 from bench.peers.gguf_file import ARCHITECTURES
 from bench.peers.gguf_layout import original_columns, stored_columns, stored_numbers
-from shared.gguf.translated import Index, TiledHeads
+from shared.gguf.index import Index, TiledHeads
 from worker.checkpoint.checkpoint import CheckpointError
 from worker.quantization.gguf_tensors import AS_STORED, column_order, hugging_face_shape, layout_of
 

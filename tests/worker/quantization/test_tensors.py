@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from bench.peers.gguf_file import add_metadata, finish
-from shared.gguf.translated import TiledHeads, read_index, translated
+from shared.gguf.index import TiledHeads, read_index
+from shared.gguf.translated import translated
 from tests.gguf_files import mixed, mxfp4, write
 from tests.worker.models.harness import CPU, decoder_of
 from worker.checkpoint.checkpoint import CheckpointError, resolve, stored_bytes

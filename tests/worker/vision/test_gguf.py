@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from frontend.text.tokenizer import Tokenizer
+from shared.gguf.index import read_index
 from shared.gguf.naming import GgufError
-from shared.gguf.translated import TowerFile, read_index, translated
+from shared.gguf.translated import TowerFile, translated
 from tests.gguf_towers import all_experts, rounded, write_pair
 from tests.images import LFM2_SETTINGS, seeing_checkpoint
 from tests.worker.vision.harness import CPU, Asked, Bench, Served, build, prompt_with, save

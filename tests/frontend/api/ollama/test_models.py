@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from frontend.api.ollama.models import parameter_size
 from frontend.text.tokenizer import Tokenizer
 from frontend.workers.status import not_ready
+from shared.gguf.index import Entry, Index
 from shared.gguf.naming import INDEX
-from shared.gguf.translated import Entry, Index
 from shared.private_files import cache_folder
 from tests.fakes import MODEL, FakePool
 from tests.fakes import tokenizer as byte_tokenizer
