@@ -34,6 +34,8 @@ NOT_COMPARED = frozenset({
     "content_index", "created", "created_at", "completed_at", "model", "system_fingerprint", "receipt", "usage",
     "timings", "seed", "done", "total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration",
     "eval_count", "eval_duration", "metadata", "user", "max_output_tokens", "tokens_cached", "prompt_progress",
+    "e2e_latency", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_predicted", "tokens_evaluated",
+    "stop", "id_slot",
 })  # fmt: skip
 
 

@@ -31,8 +31,13 @@ def test_lines_of_json_are_joined_like_events() -> None:
 
 
 @pytest.mark.parametrize(
-    "noise", [{"id": "y"}, {"created": 5}, {"system_fingerprint": "fp_x"}, {"usage": {"prompt_tokens": 3}}]
-)
+    "noise",
+    [
+        {"id": "y"}, {"created": 5}, {"system_fingerprint": "fp_x"}, {"usage": {"prompt_tokens": 3}},
+        {"meta_info": {"e2e_latency": 0.5, "completion_tokens": 3}},  # SGLang's
+        {"tokens_predicted": 3, "tokens_evaluated": 9, "stop": False, "id_slot": -1},  # in each event of llama.cpp's
+    ],
+)  # fmt: skip
 def test_what_no_request_decides_is_not_compared(noise: dict[str, Any]) -> None:
     assert parts_of(completion("hello", **noise)) == parts_of(completion("hello"))
 
