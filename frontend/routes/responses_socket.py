@@ -12,11 +12,10 @@ results are missing: what was added goes in front of them, in the request that b
 
 import asyncio
 import re
-import secrets
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -28,6 +27,7 @@ from frontend.api.openai import responses
 from frontend.app_state import AppState
 from frontend.errors import BadRequest, Overloaded, SluiceError, TooLarge
 from frontend.routes.kept import items_until, tenant_of
+from frontend.routes.responses_steering import Fields, Steer, SteerError, check_steer, required_input, steer_message
 from frontend.schema.base import to_json
 from frontend.server.bodies import Entry
 from frontend.server.http_protocol import SHUTDOWN, Upgrade
@@ -47,8 +47,6 @@ LONGEST_S = 3600.0  # of a connection, as at OpenAI
 LIMIT = "limit"
 MOST_STREAMS, MOST_RUNNING, MOST_WAITING = 32, 16, 32
 MOST_STEERS = 16  # of each response
-STEER_FIELDS = {"type", "previous_response_id", "input"}
-CALL, OUTPUT = "_call", "_call_output"  # how the types of a call and of its result end
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _KIND = re.compile(rb"event: (\S+)\n")
 # Headers of the handshake that say nothing about the requests on the connection.
@@ -65,7 +63,6 @@ OPENING = (b"response.created", b"response.in_progress")
 NOT_FOUND = "previous_response_not_found"
 EMPTY_INPUT = b'[{"type":"message","role":"user","content":""}]'
 REPORTED_HEADERS = ("x-request-id", "retry-after", "x-should-retry")  # headers of an error that its message has, too
-Fields = dict[str, msgspec.Raw]
 
 
 async def connect(app: AppState, request: Request) -> Response:
@@ -83,82 +80,6 @@ def _upgrade_required(request: Request, message: str) -> Response:
     body = responses.error(BadRequest(message, code="upgrade_required"), request.scope[REQUEST_ID])
     headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": VERSION}
     return Response(body, 426, headers, "application/json")
-
-
-# steering: input that a client adds while a response is generated
-
-
-class SteerError(Exception):
-    """Why input is not accepted, or leads to no response. The codes are OpenAI's."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-@dataclass(eq=False, slots=True)
-class Steer:
-    """What a client adds. previous: the response; message: the request whose body it is, as long as that is counted"""
-
-    previous: str
-    given: msgspec.Raw
-    message: Request
-    id: str = field(default_factory=lambda: f"steer_{secrets.token_hex(12)}")
-
-    def accepted(self) -> dict[str, Any]:
-        return {"type": "response.steer.accepted", "sequence_number": 0, "steer": self._named()}
-
-    def pending(self, required: list[dict[str, str]]) -> dict[str, Any]:
-        more = {"reason": "waiting_for_required_input", "required_input": required}
-        return {"type": "response.steer.pending", "sequence_number": 0, "steer": self._named(), **more}
-
-    def failed(self, why: SteerError, *, accepted: bool) -> dict[str, Any]:
-        named = self._named() if accepted else {"previous_response_id": self.previous}
-        error = {"type": BadRequest.kind, "code": why.code, "message": str(why)}
-        steer = {**named, "input": self.given}
-        return {"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error}
-
-    def _named(self) -> dict[str, Any]:
-        return {"id": self.id, "previous_response_id": self.previous}
-
-
-class _Part(msgspec.Struct):
-    type: Literal["input_text", "input_image", "input_file"]
-
-
-class _Message(msgspec.Struct, forbid_unknown_fields=True):
-    role: Literal["user"]
-    content: str | list[_Part]
-    type: Literal["message"] = "message"
-
-
-_INPUT = msgspec.json.Decoder(str | list[_Message])
-
-
-def _check_steer(fields: Fields) -> None:
-    """Raises SteerError for a message with other fields, or an input that is not made of messages of the user."""
-    if others := sorted(fields.keys() - STEER_FIELDS):
-        raise SteerError("invalid_input", f"`{others[0]:.80}` has no place in response.steer")
-    try:
-        given = _INPUT.decode(fields.get("input", msgspec.Raw(b"null")))
-    except msgspec.MsgspecError as exc:
-        raise SteerError("invalid_input", f"`input` must be a text or messages of the user: {exc}") from None
-    if not given:
-        raise SteerError("invalid_input", "`input` must not be empty")
-
-
-def _required_input(output: bytes) -> list[dict[str, str]]:
-    """Returns what the next request has to bring: a result for each call of an output (its items, without brackets)."""
-    found = []
-    for item in msgspec.json.decode(b"[%b]" % output):
-        if item["type"].endswith(CALL) and "call_id" in item:
-            stub = {"type": item["type"].removesuffix(CALL) + OUTPUT, "call_id": item["call_id"]}
-            found.append(stub | ({"name": item["name"]} if item["type"] == "function_call" else {}))
-    return found
-
-
-def _steer_message(event: dict[str, Any], stream_id: str | None) -> bytes:
-    return to_json(event if stream_id is None else {**event, "stream_id": stream_id})
 
 
 # the connection
@@ -316,13 +237,13 @@ class _Session(Response):
         steer = Steer(previous, fields.get("input", msgspec.Raw(b"null")), message)
         stream: _Stream | None = None
         try:
-            _check_steer(fields)
+            check_steer(fields)
             stream = self._steered(previous)
         except SteerError as exc:
-            self._socket.send([_steer_message(steer.failed(exc, accepted=False), None)])
+            self._socket.send([steer_message(steer.failed(exc, accepted=False), None)])
             return False
         stream.steers.append(steer)
-        self._socket.send([_steer_message(steer.accepted(), stream.stream_id)])
+        self._socket.send([steer_message(steer.accepted(), stream.stream_id)])
         return True
 
     def _steered(self, previous: str) -> _Stream:
@@ -361,8 +282,8 @@ class _Session(Response):
         if not turn.id or stream.latest is None or stream.latest.id != turn.id or settings.data is None:
             steers, stream.steers = stream.steers, []
             self._fail(stream, steers, "successor_creation_failed", "the response has failed, or is not remembered")
-        elif required := _required_input(turn.output):
-            self._socket.send([_steer_message(one.pending(required), stream.stream_id) for one in stream.steers])
+        elif required := required_input(turn.output):
+            self._socket.send([steer_message(one.pending(required), stream.stream_id) for one in stream.steers])
         elif not (stream.waiting and stream.waiting[0].follows(turn.id)):
             fields = msgspec.json.decode(settings.data, type=Fields)
             fields |= {"previous_response_id": msgspec.Raw(to_json(turn.id)), "input": msgspec.Raw(b"[]")}
@@ -371,7 +292,7 @@ class _Session(Response):
 
     def _fail(self, stream: _Stream, steers: list[Steer], code: str, why: str) -> None:
         failed = [one.failed(SteerError(code, why), accepted=True) for one in steers]
-        self._socket.send([_steer_message(one, stream.stream_id) for one in failed])
+        self._socket.send([steer_message(one, stream.stream_id) for one in failed])
         for one in steers:
             self._release(one.message)
 

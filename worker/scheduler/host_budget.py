@@ -51,13 +51,13 @@ FEW = 128
 class HostWork:
     """Seconds that the host takes for one row of a sequence.
 
-    Of a row that is sampled:
+    These belong to a row that is sampled:
         chain: its chain of samplers
         draw: its random draw on a CPU
         mask: the mask of its grammar
         rules: what its token rules change
         scores: its log-probabilities
-    checked: of a row of an answer that is checked: draw and chain together
+    checked: draw and chain together, of a row of an answer that is checked
     prompt: of a row that scores a token of the prompt
     measured, chained, drawn: whether `prompt`, `chain` and `draw` were measured
     """
