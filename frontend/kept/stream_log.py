@@ -327,7 +327,9 @@ class Logs:
         self._tidied_at, self._tidied = time.monotonic(), self._state()
         own, done, owners = list[LogPart](), list[LogPart](), set[str]()
         written = (len(self._logs) - 1, self._logs[-1].part) if self._logs else (0, 0)
-        for part in _in_order(self.book.parts(db)):
+        parts = _in_order(self.book.parts(db))
+        self._forget_deleted({(part.log, part.part) for part in parts if part.owner == self._owner}, written)
+        for part in parts:
             if part.owner == self._owner:
                 at = (part.log, written[1] if part.part is None else part.part)  # a fence stays as long as its log
                 own += [part] if at < written or leaving else []
@@ -345,6 +347,13 @@ class Logs:
         for owner in [owner for owner, one in self._readers.items() if one.used_at < unused or owner in ended]:
             del self._readers[owner]
         return done
+
+    def _forget_deleted(self, existing: set[tuple[int, int | None]], written: tuple[int, int]) -> None:
+        """Forgets what was in parts that are deleted. written: the part in use before `existing` was read"""
+        for number, one in enumerate(self._logs):
+            for part in [part for part in list(one.contents) if (number, part) < written]:
+                if (number, part) not in existing:
+                    del one.contents[part]
 
     def _needed(self, db: Connection, parts: Sequence[LogPart]) -> list[LogPart]:
         """Returns which of these parts of this process's logs have records of answers that run."""

@@ -201,6 +201,7 @@ async def test_full_parts_wait_for_their_answers_and_are_deleted_unread(
     await open_store.write(partial(answers.end, id="a", epoch=1, status="completed", response=None, stream=None))
     assert not await left() & {0, 2}
     assert await left() >= {None, 1, 3}
+    assert not log.contents.keys() & {0, 2} and log.contents.keys() >= {1, 3}, "nothing is kept of deleted parts"
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
