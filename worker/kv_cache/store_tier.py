@@ -100,7 +100,7 @@ class Tier:
         self._paused_until = self._full_until = 0.0
         self._warned = -WARN_S
         self._swept = -SWEEP_S
-        self._lock = threading.Lock()
+        self._lock, self._replacing = threading.Lock(), threading.Lock()
         self._doing: dict[int, float] = {}  # thread → since when it is in an operation
 
     @property
@@ -182,16 +182,24 @@ class Tier:
     def _read_token(self) -> bytes:
         path = self.folder / TOKEN
         try:
-            found = self._disk.text(path)
+            found = self._intact_token(path)
         except FileNotFoundError:
             self._disk.create(path, os.urandom(TOKEN_BYTES))
             return self._disk.text(path)
-        except Unusable:
-            found = b""
-        if len(found) != TOKEN_BYTES:  # it is damaged: what it named is lost
-            self._disk.write(path, (os.urandom(TOKEN_BYTES),))
-            found = self._disk.text(path)
+        if not found:  # it is damaged: what it named is lost
+            with self._replacing:  # of several threads that find it so, the first one gives the new one
+                if not self._intact_token(path):
+                    self._disk.write(path, (os.urandom(TOKEN_BYTES),))
+                found = self._disk.text(path)
         return found
+
+    def _intact_token(self, path: Path) -> bytes:
+        """Returns b"" for a damaged token. Raises OSError."""
+        try:
+            found = self._disk.text(path)
+        except Unusable:
+            return b""
+        return found if len(found) == TOKEN_BYTES else b""
 
     # files
 

@@ -125,6 +125,32 @@ def test_what_lies_in_the_place_of_the_token_finds_nothing(
     assert found.equals(alone) and found.cached == (0 if "folder" in kind else IN_BLOCKS)
 
 
+class ReadTogether(Disk):
+    """A disk on which two threads read the token before either of them goes on."""
+
+    def __init__(self) -> None:
+        self.first = threading.Barrier(2)
+        self.draw = count()
+
+    def text(self, path: Path) -> bytes:
+        found = super().text(path)
+        if next(self.draw) < 2:
+            self.first.wait(PATIENCE_S)
+        return found
+
+
+def test_threads_that_find_a_damaged_token_agree_on_the_next(tmp_path: Path) -> None:
+    for _ in range(20):
+        (tmp_path / TOKEN).write_bytes(b"cut")
+        tier, found = store_tier.Tier(tmp_path, 1 << 20, b"space", ReadTogether()), []
+        threads = [threading.Thread(target=lambda: found.append(tier.refresh())) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert found == [(tmp_path / TOKEN).read_bytes()] * 2
+
+
 def test_token_with_a_changed_byte_finds_nothing(start: Start, alone: Answer, tmp_path: Path) -> None:
     start().answer(prompt_of())
     token = (tmp_path / "kv" / TOKEN).read_bytes()
