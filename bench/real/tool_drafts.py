@@ -4,6 +4,9 @@ Two servers, with and without drafts, are asked the same in turns, at temperatur
 for a schema, so that a grammar constrains its answer. The answers are compared; the speed is that of the tokens after
 the first one, as the server measures it (`timings`). Each request has a scope of its own (`cache_salt`), so that no
 draft comes from an earlier answer to the same question; bench/real/copied_files.py measures that.
+
+--draft-model FILE gives the server with drafts a smaller model that proposes them, and also asks for new code and
+prose.
 """
 
 import argparse
@@ -83,6 +86,13 @@ TASKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# what repeats nothing of its prompt, so that only a draft model has drafts for it
+FREE_TASKS: dict[str, dict[str, Any]] = {
+    "new code": {"content": "Write a Python class for a least-recently-used cache, with get and put, and tests."},
+    "prose": {"content": "Explain in four paragraphs how a refrigerator works, and why its back is warm."},
+}  # fmt: skip
+
+
 def ask(target: Target, task: dict[str, Any], new: int, scope: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the choice that answers a task, and its timings. scope: requests with equal ones share texts and K/V"""
     body = {key: value for key, value in task.items() if key != "content"}
@@ -110,11 +120,15 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--new", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft-model", metavar="FILE")
     args, flags = parser.parse_known_args()
     print("| answer | tokens | tokens/s without | speedup with drafts | drafts per token | accepted |")
     print("|---|--:|--:|--:|--:|--:|")
-    with served(args.model, ["--speculation", "off", *flags]) as off, served(args.model, flags) as on:
-        for name, task in TASKS.items():
+    drafting = {"method": "draft_model", "model": args.draft_model} if args.draft_model else None
+    drafts = ["--speculative-config", json.dumps(drafting)] if drafting else []
+    tasks = FREE_TASKS | TASKS if drafting else TASKS
+    with served(args.model, ["--speculation", "off", *flags]) as off, served(args.model, [*drafts, *flags]) as on:
+        for name, task in tasks.items():
             plain, _ = ask(off, task, args.new, "plain")
             ask(on, task, args.new, "warm-up")
             ratios, speeds, timings = [], [], dict[str, Any]()
