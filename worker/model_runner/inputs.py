@@ -198,7 +198,10 @@ def build_inputs(
 
     recurrent: whether layers of the model have a recurrent state.
     """
-    layout, use = prepare_batch(chunks, page_size)
+    if all([_is_plain_decode(chunk) for chunk in chunks]):
+        layout, use = lay_out_decodes(chunks, page_size), LogitsUse(list(range(len(chunks))), [])
+    else:
+        layout, use = prepare_batch(chunks, page_size)
     page_tables = _page_tables(chunks, layout.seq_lens, page_size)
     columns: dict[str, Any] = {}
     for name, column in COLUMNS.items():
@@ -215,6 +218,17 @@ def build_inputs(
         max_pages=tuple([int(table.max()) for table in page_tables]),
     )
     return inputs, use
+
+
+def _is_plain_decode(chunk: Chunk) -> bool:
+    sequence = chunk.sequence
+    return (
+        chunk.length == 1
+        and chunk.samples
+        and not chunk.drafts
+        and sequence.pooling is None
+        and not sequence.sampling.prompt_logprobs
+    )
 
 
 def _page_tables(chunks: Seq[Chunk], seq_lens: NDArray[np.int32], page_size: int) -> list[NDArray[np.int32]]:

@@ -16,7 +16,7 @@ from shared import messages as m
 from shared.messages import Pooling, PoolingKind
 from worker.model_runner.inputs import LogitsUse, to_device
 from worker.model_runner.step import HostCopy, PooledRows, StepLogprobs
-from worker.ops.sampling.reference import logprobs as row_logprobs
+from worker.ops.sampling import logprobs as row_logprobs
 from worker.ops.sampling.reference import ranks as row_ranks
 from worker.scheduler.host_budget import FEW
 from worker.scheduler.sequence import Plan, Row, Sequence

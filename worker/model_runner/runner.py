@@ -179,7 +179,7 @@ class Runner:
     def _run(self, model: Forward, inputs: ForwardInputs, plan: Plan, rows: list[Row], use: LogitsUse) -> InFlightStep:
         """Computes the forward of a step without a graph, picks the logits of `rows`, and samples them."""
         logits, pooled = self._outputs(model, inputs, plan, use)
-        picks = len(use.sampled) < len(logits)
+        picks = len(use.sampled) < logits.shape[0]
         sampled = logits[to_device(np.array(use.sampled, np.int64), self._device)] if picks else logits
         return self._finish(plan, rows, _Computed(logits, use, sampled, read_pooled=pooled))
 

@@ -218,7 +218,7 @@ class StepRows:
         """Returns the fields of struct Step from `columns` to `num_outputs`. layers: how many layers the model has."""
         first = self.page_tables[0]
         for table in self.page_tables:
-            assert len(table) == len(first) and table.dtype == torch.int32
+            assert table.shape == first.shape and table.dtype == torch.int32
             assert table.stride() == first.stride() and table.stride(1) == 1
         seen = paged_kv.rows_visible(self.bidirectional_end, self.tokens)
         rotary = self.rotary or (None, None, None)
@@ -229,7 +229,7 @@ class StepRows:
         added = pointers(self.added), len(self.added), rows
         assert self.first is None or (self.first.is_contiguous() and len(self.first) == self.tokens)
         other = c_library.address(self.first), self._aux_states(layers)
-        counts = self.tokens, len(first), first.stride(0), self.outputs
+        counts = self.tokens, first.shape[0], first.stride(0), self.outputs
         return self.columns, pointers(self.page_tables), seen, *tables, *added, *other, *counts
 
     def _aux_states(self, layers: int) -> "ctypes.Array[c_void_p] | None":
@@ -316,7 +316,7 @@ class DecoderC:
 
     def embeddings(self, rows: int) -> Tensor:
         """Returns the buffer [rows, H], which the caller must fill with the tokens' embeddings before `run`."""
-        if not self._buffers or len(self._buffers[0]) < rows:
+        if not self._buffers or self._buffers[0].shape[0] < rows:
             size = 1 << (rows - 1).bit_length()
             self._buffers = [huge_pages(torch.empty(size, width, dtype=self._dtype)) for width in self._widths]
             scratch = [scratch_bytes(experts, self._dtype, size) for experts in self._experts if experts is not None]
@@ -454,7 +454,7 @@ class CpuDecoder:
         """Computes the same as Decoder.hidden. The next step overwrites the returned tensor."""
         assert cache is self._cache and (inputs.read_slots is not None or not cache.states)
         decoder, layers = self._decoder, self._layers
-        x = layers.embeddings(len(inputs.token_ids))
+        x = layers.embeddings(inputs.token_ids.shape[0])
         decoder.weights.embed.rows(inputs.token_ids, out=x)
         if decoder.embed_scale != 1.0:
             x *= decoder.embed_scale
@@ -485,7 +485,7 @@ class CpuDecoder:
 
 def _rows(inputs: ForwardInputs, tables: tuple[Tensor, Tensor] | None) -> StepRows:
     """tables: cos and sin for each row if the step has M-RoPE, else None; a model with M-RoPE has one rotary table"""
-    tokens, outputs = len(inputs.token_ids), len(inputs.logits_indices)
+    tokens, outputs = inputs.token_ids.shape[0], inputs.logits_indices.shape[0]
     return StepRows(columns_in_c(inputs), tokens, outputs, inputs.page_tables, inputs, inputs.bidirectional_end,
         None if tables is None or inputs.rope_rows is None else (*tables, inputs.rope_rows),
         inputs.added, None if inputs.replaced is None else inputs.replaced[0], inputs.first, inputs.aux_hidden_states,
@@ -557,13 +557,15 @@ def columns_in_c(inputs: ForwardInputs) -> Structure:
     Raises AssertionError if a column's dtype or length differs from its declaration, or if a grouped column does not
     have one array for each group of layers.
     """
+    # `len` of a tensor takes eight times as long as its shape: PyTorch's is a function in Python
+    sequences = inputs.seq_lens.shape[0]
     lengths = {
-        Extent.TOKENS: len(inputs.positions),
-        Extent.SEQUENCES: len(inputs.seq_lens),
-        Extent.BOUNDS: len(inputs.seq_lens) + 1,
-        Extent.LOGITS: len(inputs.logits_indices),
+        Extent.TOKENS: inputs.positions.shape[0],
+        Extent.SEQUENCES: sequences,
+        Extent.BOUNDS: sequences + 1,
+        Extent.LOGITS: inputs.logits_indices.shape[0],
     }
-    assert all(len(table) == len(inputs.seq_lens) for table in inputs.page_tables)
+    assert all([table.shape[0] == sequences for table in inputs.page_tables])
     found: dict[str, Any] = {}
     for name, column in COLUMNS.items():
         values: Any = getattr(inputs, name)
@@ -571,7 +573,7 @@ def columns_in_c(inputs: ForwardInputs) -> Structure:
             continue
         assert not column.grouped or len(values) == len(inputs.page_tables), name
         for each in values if column.grouped else (values,):
-            assert each.dtype == column.dtype and each.is_contiguous() and len(each) == lengths[column.extent], name
+            assert each.dtype == column.dtype and each.is_contiguous() and each.shape == (lengths[column.extent],), name
         found[name] = pointers(values) if column.grouped else values.data_ptr()
     return STEP_COLUMNS(**found)
 

@@ -180,7 +180,7 @@ class Decoder:
 
     def logits(self, h: Tensor) -> Tensor:
         """Computes the logits [R, vocab] float32. h: the normed output of the last layer [R, H]."""
-        if not len(h):
+        if not h.shape[0]:
             return h.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
         logits = self.exchange(self.operations).whole_linear(h, self.weights.head, fp32_out=True)
         if self.spec.logit_scale != 1.0:

@@ -113,12 +113,12 @@ class ForwardInputs:
     @property
     def all_logits(self) -> bool:
         """Whether logits_indices has every row. Compares only shapes, so it does not synchronize with the device."""
-        return not self.any_rows and len(self.logits_indices) == len(self.token_ids)
+        return not self.any_rows and self.logits_indices.shape == self.token_ids.shape
 
     @property
     def few_logits(self) -> bool:
         """Whether dropping the rows without logits early saves time. Compares only shapes, without synchronizing."""
-        return 2 * len(self.logits_indices) <= len(self.token_ids)
+        return 2 * self.logits_indices.shape[0] <= self.token_ids.shape[0]
 
     def only_logits(self) -> "ForwardInputs":
         """Returns inputs with only the rows that have logits, each row as a sequence, for layers that write no K/V.

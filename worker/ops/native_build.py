@@ -122,7 +122,7 @@ SOURCES = Path(__file__).parents[1]
 FOLDERS = (  # the folders of C sources, below SOURCES. File names are unique, so sources include bare names.
     "ops/csrc", "ops/linear/csrc", "ops/linear/csrc/amx", "ops/linear/csrc/integer", "ops/attention/csrc",
     "ops/norm/csrc", "ops/activation/csrc", "ops/rope/csrc", "ops/moe/csrc", "ops/recurrent/csrc", "ops/embedding/csrc",
-    "lora/csrc", "models/csrc", "encoder/csrc",
+    "ops/sampling/csrc", "lora/csrc", "models/csrc", "encoder/csrc",
 )  # fmt: skip
 COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -142,7 +142,7 @@ ROWS = (
     "add_product.c", "few_rows.c", "norm.c", "activation.c", "rope.c", "combine.c", "mamba2.c", "short_conv.c",
     "delta_net.c", "text_attention.c",
 )  # fmt: skip
-PLAIN = ("gemm_simd.c", "attention_simd.c", "floors_simd.c")
+PLAIN = ("gemm_simd.c", "attention_simd.c", "floors_simd.c", "sample.c")
 # Each source with its compiler flags. From the flags, simd.h derives the suffix of the functions' names.
 Unit = tuple[str, tuple[str, ...]]
 Units = tuple[Unit, ...]

@@ -8,9 +8,8 @@ The estimates are medians of the last few steps, so a single slow step (a stoppe
 time) changes nothing. The caller passes `now`.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from math import inf
-from statistics import median_low
 from typing import NamedTuple
 
 from shared import messages as m
@@ -34,7 +33,7 @@ class StepTimePolicy:
     def __init__(self, target: float, max_step_tokens: int) -> None:
         self._target = target
         self._max_step_tokens = max_step_tokens
-        self._decode_times: dict[int, Median] = {}  # bit length of the number of decodes → seconds, without prompts
+        self._decode_times = defaultdict[int, Median](Median)  # bit length of their number → seconds without prompts
         self._token_times = TokenTimes()  # of all steps
         self.row_cost = RowCosts()
         self._shortest = 0.0  # seconds of the shortest kind of step: the lowest of _decode_times
@@ -116,10 +115,10 @@ class StepTimePolicy:
         self._token_times.add(step.decodes + step.prompt_tokens, seconds)
         decode_s = self.decode_time(step.decodes)
         if step.decodes and (not step.prompt_tokens or seconds < decode_s):  # a step shorter than decode_s corrects it
-            self._decode_times.setdefault(step.decodes.bit_length(), Median()).add(seconds)
+            self._decode_times[step.decodes.bit_length()].add(seconds)
             if step.decodes <= TILE and not step.prompt_tokens:
                 self.row_cost.add(step.chunks, step.decodes, seconds - step.proposing - drafts_host_s)
-            self._shortest = min(known.value for known in self._decode_times.values())
+            self._shortest = min([known.value for known in self._decode_times.values()])
         elif step.prompt_tokens >= MIN_PREFILL_TOKENS:  # with fewer tokens, a step's fixed time distorts the result
             self._prompt_token.add((seconds - decode_s) / step.prompt_tokens)
 
@@ -150,7 +149,7 @@ class RowCosts:
     """The cost of one more row, for each number of sequences in a step."""
 
     def __init__(self) -> None:
-        self._costs: dict[int, _RowCost] = {}
+        self._costs = defaultdict[int, _RowCost](_RowCost)
         self._proposing = 0.0  # seconds that the draft model has taken for the drafts of the next step
 
     def __call__(self, sequences: int) -> float:
@@ -183,7 +182,7 @@ class RowCosts:
         """
         self._proposing += seconds
         if not first:
-            self._costs.setdefault(sequences, _RowCost()).proposals.add(seconds / drafts)
+            self._costs[sequences].proposals.add(seconds / drafts)
 
     def take_proposing(self) -> float:
         """Returns the seconds that the draft model has taken since the last call of this function."""
@@ -195,7 +194,7 @@ class RowCosts:
 
         seconds: without the time of a draft model, and without the host's time for the rows after drafts.
         """
-        self._costs.setdefault(sequences, _RowCost()).add(rows - sequences, seconds)
+        self._costs[sequences].add(rows - sequences, seconds)
 
     def _nearest(self, sequences: int) -> int:
         return min(self._costs, key=lambda known: abs(known - sequences), default=0)
@@ -258,7 +257,7 @@ class Median:
 
     def add(self, value: float) -> None:
         self._values.append(value)
-        self.value = median_low(self._values)
+        self.value = sorted(self._values)[(len(self._values) - 1) // 2]
 
 
 # Says how many tokens a step can compute in a given time.
@@ -268,7 +267,8 @@ class TokenTimes:
     """The latest times of steps with about as many tokens, for each bit length of the number of tokens."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, tuple[Median, Median]] = {}  # bit length → numbers of tokens, seconds
+        # bit length → numbers of tokens, seconds
+        self._steps = defaultdict[int, tuple[Median, Median]](lambda: (Median(), Median()))
         self._added = 0
 
     def add(self, tokens: int, seconds: float) -> None:
@@ -277,7 +277,7 @@ class TokenTimes:
         if tokens and self._added % FORGET_AFTER == 0:
             self._steps.pop(min([bits for bits in self._steps if bits > tokens.bit_length()], default=0), None)
         if tokens:
-            numbers, times = self._steps.setdefault(tokens.bit_length(), (Median(), Median()))
+            numbers, times = self._steps[tokens.bit_length()]
             numbers.add(tokens)
             times.add(seconds)
 

@@ -7,14 +7,14 @@ import torch
 
 from tests.worker.ops.harness.cases import random
 from tests.worker.ops.harness.sampling import Row, moved_to, params_of
+from worker.ops.sampling import logprobs, sample, sample_plain
 from worker.ops.sampling import reference as sample_module
-from worker.ops.sampling import sample, sample_plain
 from worker.ops.sampling.reference import (
     EVERY,
     ONE,
     SampleParams,
     first_highest,
-    logprobs,
+    logprobs_torch,
     sample_torch,
     uniform,
     wrong_draws,
@@ -187,9 +187,9 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits() -> None:
 
 def test_logprobs_of_many_rows_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, ids = random(7, 50), torch.arange(7)
-    whole = logprobs(logits, ids, 3)
+    whole = logprobs_torch(logits, ids, 3)
     monkeypatch.setattr("worker.ops.sampling.reference.LOGPROB_CHUNK", 100)
-    assert all(torch.equal(*pair) for pair in zip(whole, logprobs(logits, ids, 3), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(whole, logprobs_torch(logits, ids, 3), strict=True))
 
 
 def test_logprobs_order_equals_by_id() -> None:

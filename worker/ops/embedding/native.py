@@ -50,7 +50,7 @@ def _checked(ids: Tensor, out: Tensor | None, hidden: int, dtype: torch.dtype) -
     ids = ids.contiguous()
     out = torch.empty(len(ids), hidden, dtype=dtype) if out is None else out
     assert ids.dtype == torch.int64 and ids.ndim == 1 and dtype in (torch.float32, torch.bfloat16)
-    assert out.is_contiguous() and out.shape == (len(ids), hidden) and out.dtype == dtype
+    assert out.is_contiguous() and out.shape == (ids.shape[0], hidden) and out.dtype == dtype
     return ids, out
 
 
@@ -62,7 +62,7 @@ def _meaning(format: BlockFormat) -> tuple[c_int, c_void_p, c_void_p, c_int]:
 def _rows_to(ids: Tensor, out: Tensor) -> tuple[c_void_p, c_long, c_void_p, c_int, c_int]:
     """Returns the last arguments of both functions in C: which rows are written, and where."""
     in_bf16, threads = c_int(out.dtype == torch.bfloat16), c_int(torch.get_num_threads())
-    return c_void_p(ids.data_ptr()), c_long(len(ids)), c_void_p(out.data_ptr()), in_bf16, threads
+    return c_void_p(ids.data_ptr()), c_long(ids.shape[0]), c_void_p(out.data_ptr()), in_bf16, threads
 
 
 def _unless(wrong: int, out: Tensor, n: int) -> Tensor:

@@ -417,11 +417,11 @@ def linears(jobs: Sequence[tuple[Tensor, AnyWeight]], out_dtype: torch.dtype | N
     The threads share the work of all products, so a small product takes little more time than reading its weight."""
     dtype = jobs[0][0].dtype
     assert out_dtype in (None, dtype, torch.float32)
-    outs = [torch.empty(len(x), weight.n, dtype=out_dtype or dtype) for x, weight in jobs]
+    outs = [torch.empty(x.shape[0], weight.n, dtype=out_dtype or dtype) for x, weight in jobs]
     structs = (GemmJob * len(jobs))()
     for struct, (x, weight), out in zip(structs, jobs, outs, strict=True):
         assert x.ndim == 2 and x.is_contiguous() and x.dtype == dtype == weight.dtype and x.shape[1] == weight.k
-        struct.weights, struct.t = ctypes.addressof(weight.struct), len(x)
+        struct.weights, struct.t = ctypes.addressof(weight.struct), x.shape[0]
         struct.x, struct.out = x.data_ptr(), out.data_ptr()
     if kernels()[dtype].gemm(
         ctypes.addressof(structs), len(jobs), outs[0].dtype == torch.bfloat16, torch.get_num_threads()

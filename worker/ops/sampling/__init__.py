@@ -2,9 +2,20 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from worker.ops.sampling.reference import EVERY, PlainParams, SampleParams, Stages, adjust, sample_torch
+from worker.ops.native import available
+from worker.ops.sampling.native import logprobs_native, sample_native
+from worker.ops.sampling.reference import (
+    EVERY,
+    PlainParams,
+    SampleParams,
+    Stages,
+    adjust,
+    logprobs_torch,
+    sample_torch,
+)
 
 
 def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
@@ -17,7 +28,7 @@ def sample_plain(logits: Tensor, params: PlainParams, stages: Stages = EVERY) ->
         from worker.ops.sampling.triton import sample_triton
 
         return sample_triton(logits, params, stages)
-    return sample_torch(logits, params, stages)
+    return (sample_native if _in_c(logits) else sample_torch)(logits, params, stages)
 
 
 def sample(logits: Tensor, params: SampleParams, choose_plain: Callable[..., Tensor] = sample_plain) -> Tensor:
@@ -28,3 +39,16 @@ def sample(logits: Tensor, params: SampleParams, choose_plain: Callable[..., Ten
     choose_plain: sample_plain, or sample_torch.
     """
     return choose_plain(adjust(logits, params), params.plain, params.stages)
+
+
+def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns log-probabilities of the model, before penalties and temperature.
+
+    logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
+    [R, top]). Log-probabilities are float32. The most likely token is first; of equally likely tokens, the lowest id.
+    """
+    return (logprobs_native if _in_c(logits) else logprobs_torch)(logits, ids, top)
+
+
+def _in_c(logits: Tensor) -> bool:
+    return logits.device.type == "cpu" and available(torch.float32)

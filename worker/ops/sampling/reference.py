@@ -88,7 +88,6 @@ BINS = 2048
 LARGEST_KEY = 0x7FFFFFFF
 LOGPROB_CHUNK = 1 << 24  # the most logits whose log-probabilities are computed at once
 ROUNDING = 2.0**-19  # largest rounding error, as a share of a row's total weight: a few last bits of every exp
-SHORT_LIST = 256  # how many of the most likely tokens the CPU tries first
 
 
 def sample_torch(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -> Tensor:
@@ -127,12 +126,8 @@ def wrong_draws(logits: Tensor, params: PlainParams, stages: Stages, ids: Tensor
     return wrong
 
 
-def logprobs(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns log-probabilities of the model, before penalties and temperature.
-
-    logits [R, V] float32, ids [R] int64 -> (log p of ids [R], the `top` most likely ids [R, top], their log p
-    [R, top]). Log-probabilities are float32. The most likely token is first; of equally likely tokens, the lowest id.
-    """
+def logprobs_torch(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes `logprobs`, some rows at a time."""
     rows = max(1, LOGPROB_CHUNK // logits.shape[1])
     chunks = [_logprobs(*chunk, top) for chunk in zip(logits.split(rows), ids.split(rows), strict=True)]
     chosen, best, values = (torch.cat(column) for column in zip(*chunks, strict=True))
@@ -213,16 +208,6 @@ def _weights(peak: Tensor, logits: Tensor, params: PlainParams, stages: Stages) 
 
 def _apply_top_k_top_p(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
     """Applies top-k, then top-p: sets the weights [R, V] of dropped tokens to zero."""
-    if gap.device.type != "cpu" or gap.shape[1] <= SHORT_LIST:
-        return _apply_by_radix_selection(gap, weights, top_k, top_p, stages)
-    rows = _apply_by_short_list(gap, weights, top_k, top_p)
-    if len(rows):
-        some = weights[rows]
-        _apply_by_radix_selection(gap[rows], some, top_k[rows], top_p[rows], stages)
-        weights[rows] = some
-
-
-def _apply_by_radix_selection(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, stages: Stages) -> None:
     keys = gap.view(torch.int32)  # the bits of non-negative floats have the same order as the floats
     if stages.any_top_k:
         need = _count_for_top_k(top_k, gap.shape[1])
@@ -232,30 +217,6 @@ def _apply_by_radix_selection(gap: Tensor, weights: Tensor, top_k: Tensor, top_p
     if stages.any_top_p:
         need = _weight_for_top_p(top_p, weights.sum(-1, keepdim=True))
         weights.masked_fill_(_beyond(keys, weights, need), 0)
-
-
-def _apply_by_short_list(gap: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Applies top-k and top-p with only the SHORT_LIST most likely tokens of each row. Returns the rows that need more.
-
-    This is several times as fast as with all tokens, but it reads values on the host, so it is for the CPU only. A row
-    is settled if every token that is kept is more likely than the last token of its list: then neither the order of
-    equally likely tokens at the end of the list nor any later token matters.
-    """
-    limit, width = _count_for_top_k(top_k, gap.shape[1]), gap.shape[1]
-    nearest, ids = gap.topk(SHORT_LIST, largest=False)
-    ids, by_id = ids.sort()
-    nearest, by_gap = nearest.gather(1, by_id).sort(stable=True)
-    ids = ids.gather(1, by_gap)
-    mass = weights.gather(1, ids) * (torch.arange(SHORT_LIST) < limit)
-    total = torch.where(limit < width, mass.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
-    keep = (mass.cumsum(1) - mass < _weight_for_top_p(top_p, total)) & (mass > 0)
-    known = (limit <= SHORT_LIST) | (limit == width)
-    settled = known[:, 0] & ~(keep & (nearest == nearest[:, -1:])).any(1)
-    applies = (limit[:, 0] < width) | (top_p < 1)
-    settled_rows = (settled & applies).nonzero()[:, 0]
-    weights.index_fill_(0, settled_rows, 0)
-    weights[settled_rows[:, None], ids[settled_rows]] = (mass * keep)[settled_rows]
-    return (applies & ~settled).nonzero()[:, 0]
 
 
 def _count_for_top_k(top_k: Tensor, width: int) -> Tensor:
