@@ -5,8 +5,11 @@ The first run installs each server into its own environment (gigabytes, and minu
 
 import sys
 from argparse import ArgumentTypeError, Namespace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from bench.checkpoints import ALL_SHAPES, cache_folder, checkpoint, chosen, gguf_model
@@ -71,6 +74,8 @@ def _parser() -> Parser:
         help="instead of --scenarios: decoding at these depths of context, such as 0,4k,16k,32k")  # fmt: skip
     add("--rounds", type=positive_int, default=3, metavar="N",
         help="how often each server runs each scenario [default %(default)s]")  # fmt: skip
+    add("--fields", type=_fields, default={}, metavar="JSON",
+        help='of every request, such as {"temperature": 0.8, "top_p": 0.95}; temperature is 0 otherwise')  # fmt: skip
     add("--quick", action="store_true", help="warm up with the first scenario only, and count one round")
     add("--root", type=Path, default=cache_folder() / "peers", help="folder in which the servers are installed")
     add("--models", type=Path, default=cache_folder(), help="folder of the checkpoints")
@@ -93,6 +98,14 @@ def _depths(text: str) -> list[int]:
             raise ArgumentTypeError(f"{word!r} is not a number of tokens, such as 4096 or 4k")
         depths.append(int(number) * factor)
     return depths
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Reads an object. Raises ArgumentTypeError."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ArgumentTypeError(f"{text!r} is no JSON object: {error}") from None
 
 
 def serving(peers: list[Peer], streams: list[int], root: Path) -> str:
@@ -124,21 +137,21 @@ def compare(case: Case, peers: list[Peer], selected: list[Scenario], args: Names
     with started_peers(peers, root, folder) as servers:
         warm_up = selected[: 1 if args.quick else None]
         rounds = [warm_up, *[selected] * (1 if args.quick else args.rounds)]
-        measured = _run_rounds(servers, rounds, tokenizer)
+        measured = _run_rounds(servers, rounds, tokenizer, args.fields)
     figures = {server.peer.name: results for server, results in measured}
     print(_table(title(case), {name: pooled(all_rounds) for name, all_rounds in figures.items()}), flush=True)
     return figures
 
 
 def _run_rounds(
-    servers: list[PeerServer], rounds: list[list[Scenario]], tokenizer: Tokenizer
+    servers: list[PeerServer], rounds: list[list[Scenario]], tokenizer: Tokenizer, fields: dict[str, Any]
 ) -> list[tuple[PeerServer, list[Figures]]]:
     results: list[tuple[PeerServer, list[Figures]]] = [(server, []) for server in servers]
     for at, selected in enumerate(rounds):  # the first round warms up and is not counted
         for scenario in selected:
             for server, figures in results:
                 with server.resumed() as target:
-                    measured = scenario.run(target, Prompts(tokenizer, f"{scenario.name} {at}"))
+                    measured = scenario.run(replace(target, extra=fields), Prompts(tokenizer, f"{scenario.name} {at}"))
                 print(
                     f"round {at}, {scenario.name}, {server.peer.name}: {_text(measured)}", file=sys.stderr, flush=True
                 )
