@@ -257,17 +257,17 @@ def _counting() -> dict[str, Any]:
 
 
 def _invocations(
-    summary: str = "For SageMaker: a chat by `messages`, a text by `prompt`, vectors by `input`, "
+    summary: str = "For SageMaker: a chat by `messages`, a text by `prompt`, vectors or labels by `input`, "
     "scores by `text_1` or `query`",
     operation: str = "Invocation",
 ) -> dict[str, Any]:
     """Describes SageMaker's route or `/`. Its request and response types are those of the routes it forwards to."""
     takes = (
-        "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest", "ScoreRequest", "RerankRequest",
-        "TeiEmbedRequest", "TeiPredictRequest", "TeiSimilarityRequest",
+        "ChatCompletionRequest", "CompletionRequest", "EmbeddingRequest", "ClassifyRequest", "ScoreRequest",
+        "RerankRequest", "TeiEmbedRequest", "TeiPredictRequest", "TeiSimilarityRequest",
     )  # fmt: skip
     gives = (
-        "ChatCompletion", "Completion", "Embeddings", "Scores", "Ranking", "RankedTexts",
+        "ChatCompletion", "Completion", "Embeddings", "Classification", "Scores", "Ranking", "RankedTexts",
         "TeiVectors", "TeiPredictions", "TeiSimilarities",
     )  # fmt: skip
     chunks = {"anyOf": [ref("ChatCompletionChunk"), ref("CompletionChunk"), ref("OpenAIError")]}

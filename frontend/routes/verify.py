@@ -1,7 +1,8 @@
 """Routes whose body holds another route's request: receipts to verify, SageMaker's /invocations, and POST /.
 
 /invocations is the only route that Amazon SageMaker calls, and Hugging Face's clients call / of a server of Text
-Embeddings Inference. The fields of a body decide which other route handles it; for `inputs` the model does, too.
+Embeddings Inference. The fields of a body decide which other route handles it; for `input` and `inputs` the model
+does, too.
 """
 
 import time
@@ -32,6 +33,7 @@ ROUTES = {  # field → the route that needs this field. The first of these fiel
     "query": "/v1/rerank",
     "inputs": "/embed",
 }
+OF_LABELS = {"/v1/embeddings": "/v1/classify", "/embed": "/predict"}  # route of vectors → that of labels
 _Fields = dict[str, msgspec.Raw]
 
 
@@ -40,21 +42,21 @@ async def invocations(app: AppState, request: Request) -> Response:
     body = await app.body(request)
     path, fields = _route(body)
     request.scope["path"] = path
-    if path == "/embed":
-        path = request.scope["path"] = await _of_inputs(app, request, fields)
+    if path in OF_LABELS:
+        path = request.scope["path"] = await _of_inputs(app, request, path, fields)
     del fields
     answered = Request(request.scope, _again(body, request))
     del body  # `answered` has it until it is read again
     return await (pool if path in POOLING_FORMATS else generate)(app, answered)
 
 
-async def _of_inputs(app: AppState, request: Request, fields: "_Fields") -> str:
-    """Returns which route of Text Embeddings Inference a body with `inputs` belongs to."""
-    if bytes(fields["inputs"]).startswith(b"{"):
+async def _of_inputs(app: AppState, request: Request, path: str, fields: "_Fields") -> str:
+    """Returns which route a body with `input` or `inputs` belongs to. path: that of vectors, in the body's format"""
+    if bytes(fields.get("inputs", b"")).startswith(b"{"):
         return "/similarity"
     name = msgspec.json.decode(fields["model"]) if "model" in fields else None
     model = await app.usable_model(request, PoolingFields(model=name if isinstance(name, str) else None))
-    return "/predict" if model.context.task.labels else "/embed"
+    return OF_LABELS[path] if model.context.task.labels else path
 
 
 def _route(body: bytes) -> "tuple[str, _Fields]":

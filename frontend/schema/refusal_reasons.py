@@ -15,6 +15,7 @@ _TEXT_ONLY = "answers are text"
 _TEXTS = "prompts are texts or token ids"
 _LIMIT = "`max_output_tokens` does it"
 _GRAMMAR = "`guided_grammar` does it"
+_WHITE_SPACE = "`disable_any_whitespace` of `structured_outputs` leaves white space out"
 _TRIGGERS = "a grammar holds from the first token on"
 
 WHY: Mapping[str, str] = {
@@ -34,12 +35,14 @@ WHY: Mapping[str, str] = {
     "custom_logit_processor": "requests bring no code",
     "data_parallel_rank": "the frontend chooses the worker",
     "detokenize": "answers always have their text",
+    "disable_additional_properties": "`additionalProperties` of a schema does it",
     "disagg_prefill_dp_rank": _DISAGGREGATED,
     "early_stopping": _NO_BEAMS,
     "ebnf": _GRAMMAR,
     "ec_transfer_params": _DISAGGREGATED,
     "echo": "/v1/completions returns the prompt",
     "embed_dtype": "vectors are float32",
+    "enable_response_messages": "/v1/responses/render returns the ids of a prompt",
     "endianness": "vectors in base64 are little-endian",
     "extra_key": "`cache_salt` keeps the cache of some requests apart",
     "function_call": _OLDER,
@@ -47,6 +50,7 @@ WHY: Mapping[str, str] = {
     "grammar": _GRAMMAR,
     "grammar_lazy": _TRIGGERS,
     "grammar_triggers": _TRIGGERS,
+    "guided_whitespace_pattern": _WHITE_SPACE,
     "image_data": "images are in chats",
     "image": "the server sets the size of an image",
     "images_config": _TEXT_ONLY,
@@ -75,6 +79,7 @@ WHY: Mapping[str, str] = {
     "personality": "a model here has no such setting",
     "penalize_newline": "penalties hold for line breaks as for all tokens",
     "post_sampling_probs": _COMPLETION,
+    "previous_input_messages": "`input` has the whole conversation",
     "prewarm": "every answer has a token; `max_tokens` of 1 warms the cache",
     "prompt": "the server keeps no prompts",
     "prompt_embeds": _TEXTS,
@@ -99,6 +104,7 @@ WHY: Mapping[str, str] = {
     "return_token_ids": "/v1/completions and /v1/chat/completions report them",
     "return_token_offsets": "a prompt is not mapped back to its text",
     "return_tokens": "`return_token_ids` does it",
+    "return_weight_versions": "weights do not change while they are served",
     "return_tokens_as_token_ids": "/v1/completions and /v1/chat/completions do it",
     "routed_dp_rank": "the frontend chooses the worker",
     "routed_experts_prompt_start": _EXPERTS,
@@ -126,6 +132,7 @@ WHY: Mapping[str, str] = {
     "video_data": _TEXTS,
     "watermarking": "answers have no watermark",
     "web_search_options": "the server searches nothing",
+    "whitespace_pattern": _WHITE_SPACE,
 }
 
 

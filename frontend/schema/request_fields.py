@@ -262,12 +262,16 @@ LogitBias = dict[_TokenId, _Bias]
 class StructuredOutputs(RequestModel):
     """vLLM's newer form of the `guided_` fields, as one object."""
 
+    ONLY: ClassVar = {"disable_additional_properties": (False,)}
+    REFUSED: ClassVar[Names] = ("whitespace_pattern",)
+
     json: JsonSchemaValue | None = None
     json_object: bool = False
     regex: Text | None = None
     choice: _Choices | None = None
     grammar: Text | None = None
     structural_tag: dict[str, Any] | Text | None = None
+    disable_any_whitespace: Annotated[bool, doc("true: JSON has no white space between its parts")] = False
 
 
 class PromptCacheOptions(RequestModel):
@@ -284,6 +288,7 @@ class OpenAIFields(GenerationFields):
             (
                 "use_beam_search", "early_stopping", "watermarking", "return_hidden_states", "return_token_offsets",
                 "return_prompt_text", "return_routed_experts", "return_cached_tokens_details",
+                "return_weight_versions",
             ),
             (False,),
         ),
@@ -294,14 +299,14 @@ class OpenAIFields(GenerationFields):
     }  # fmt: skip
     IGNORED: ClassVar[Names] = (
         "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "rid", "vllm_xargs", "custom_params",
-        "mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "session_id", "stream_interval",
-        "custom_labels",
+        "mm_processor_kwargs", "media_io_kwargs", "return_mm_kwargs", "mm_payload", "session_id", "stream_interval",
+        "custom_labels", "guided_decoding_backend",
     )  # fmt: skip
     REFUSED: ClassVar[Names] = (
         "kv_transfer_params", "ec_transfer_params", "extra_key", "images_config", "ngram_corpus_id",
         "routed_dp_rank", "disagg_prefill_dp_rank", "prompt_embeds", "stop_regex", "lora_path",
         "session_params", "custom_logit_processor", "data_parallel_rank", "bootstrap_host", "bootstrap_port",
-        "bootstrap_room", "logprob_token_ids", "repetition_detection",
+        "bootstrap_room", "logprob_token_ids", "repetition_detection", "guided_whitespace_pattern",
     )  # fmt: skip
 
     min_p: Annotated[Share | None, doc("Draw from tokens at least this share as likely as the likeliest")] = None

@@ -170,7 +170,7 @@ def _refused(param: str, reason: str) -> Unprocessable:
 MAX_COPIED = 16 << 20  # how many characters of grammar one request may send to the worker
 
 
-def _json_schema(value: Any, name: str, strict: bool) -> str:
+def _json_schema(value: Any, name: str, strict: bool, compact: bool) -> str:
     """Builds the grammar of a JSON schema. value: the schema, or its JSON text"""
     if type(value) is str:
         try:
@@ -179,11 +179,10 @@ def _json_schema(value: Any, name: str, strict: bool) -> str:
             raise Unprocessable(f"`{name}` is not JSON: {error}", param=name, code="invalid_grammar") from None
     if type(value) not in (dict, bool):
         raise out_of_range(name, value, "a JSON schema")
-    return grammar_builder.json_schema(value, name, lenient=not strict)
+    return grammar_builder.json_schema(value, name, lenient=not strict, compact=compact)
 
 
 GRAMMARS: dict[Kind, Callable[[Any, str], str]] = {
-    "json_object": lambda _, param: grammar_builder.json_object(param),
     "regex": grammar_builder.regex,
     "choice": grammar_builder.one_of,
     "grammar": grammar_builder.lark,
@@ -206,7 +205,9 @@ async def grammar(requested: Sequence[StructuredOutput], copies: int = 1) -> str
         return ""
     (one,), param = requested, requested[0].param
     if one.kind == "json":
-        make = partial(_json_schema, one.value, param, one.strict)
+        make = partial(_json_schema, one.value, param, one.strict, one.compact)
+    elif one.kind == "json_object":
+        make = partial(grammar_builder.json_object, param, compact=one.compact)
     else:
         make = partial(GRAMMARS[one.kind], one.value, param)
     text = await grammar_builder.in_thread(make)

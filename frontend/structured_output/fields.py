@@ -137,12 +137,14 @@ class StructuredOutput:
     """A request field that asks for structured output: its name, the kind of its grammar, and the grammar's source.
 
     strict: whether the keywords of a JSON schema that cannot be enforced are refused, and not dropped
+    compact: whether JSON has no white space between its parts
     """
 
     param: str
     kind: Kind
     value: Any = None
     strict: bool = False
+    compact: bool = False
 
 
 def openai(request: OpenAIFields, form: ResponseFormat | TextFormat | None, param: str) -> list[StructuredOutput]:
@@ -182,10 +184,10 @@ def _guided(request: OpenAIFields) -> Iterator[StructuredOutput]:
         return
     for kind in GUIDED:
         if (value := getattr(outputs, kind)) is not None:
-            yield StructuredOutput(f"structured_outputs.{kind}", kind, value)
+            yield StructuredOutput(f"structured_outputs.{kind}", kind, value, compact=outputs.disable_any_whitespace)
     if outputs.json_object:
         param = "structured_outputs.json_object"
-        yield StructuredOutput(param, "json_object")
+        yield StructuredOutput(param, "json_object", compact=outputs.disable_any_whitespace)
 
 
 def anthropic(config: OutputConfig | None, older: OutputFormat | None) -> list[StructuredOutput]:

@@ -122,21 +122,22 @@ NONE: Mapping[str, str] = MappingProxyType({})
 WHITE_SPACE = r"( |\n( {0,24}|\t{0,6}))"
 NO_FORCING = '%llguidance {"no_forcing": true}'
 GUIDANCE = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "lenient": False}
+COMPACT = {"whitespace_flexible": False, "lenient": False}
 
 
-def json_object(param: str = "response_format") -> str:
+def json_object(param: str = "response_format", *, compact: bool = False) -> str:
     """Builds the grammar of any JSON object."""
-    return json_schema({"type": "object"}, param)
+    return json_schema({"type": "object"}, param, compact=compact)
 
 
-def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> str:
-    """Builds the grammar of the JSON that a schema allows.
+def json_schema(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False, compact: bool = False) -> str:
+    """Builds the grammar of the JSON that a schema allows. compact: without white space between its parts
 
     Raises Unprocessable, whose `param` is the path within the schema. A keyword that a grammar cannot enforce is
     refused or, if `lenient`, dropped and reported (`report_dropped`). A schema that allows nothing is refused.
     """
     schema = enforceable(schema, param, lenient=lenient)
-    return _of_schema(supported(schema, param, lenient=lenient).schema, param)
+    return _of_schema(supported(schema, param, lenient=lenient).schema, param, compact=compact)
 
 
 def enforceable(schema: S, param: str, *, lenient: bool = False) -> S:
@@ -267,9 +268,9 @@ def supported(schema: dict[str, Any] | bool, param: str, *, lenient: bool = Fals
     return made
 
 
-def guided(schema: dict[str, Any], param: str) -> str:
-    """Returns the enforceable form of a schema as JSON, with limited white space."""
-    return _json({**schema, "x-guidance": GUIDANCE}, param)
+def guided(schema: dict[str, Any], param: str, *, compact: bool = False) -> str:
+    """Returns the enforceable form of a schema as JSON, with limited white space, or with none if `compact`."""
+    return _json({**schema, "x-guidance": COMPACT if compact else GUIDANCE}, param)
 
 
 async def in_thread(make: Callable[[], str]) -> str:
@@ -308,8 +309,8 @@ def _of_lark(text: str) -> str:
     return _grammars(f'{{"lark_grammar":{_json(text)}}}')
 
 
-def _of_schema(schema: dict[str, Any], param: str) -> str:
-    return _grammars(f'{{"json_schema":{guided(schema, param)}}}')
+def _of_schema(schema: dict[str, Any], param: str, *, compact: bool = False) -> str:
+    return _grammars(f'{{"json_schema":{guided(schema, param, compact=compact)}}}')
 
 
 def _checked(grammar: str, param: str, *, compiles: bool = False) -> str:

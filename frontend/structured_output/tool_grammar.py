@@ -140,6 +140,7 @@ def _mistral_call_rules(functions: list[Function], specials: Mapping[str, int], 
     return lines
 
 
+BLANKS = r"\s{0,8}"  # before reasoning: a model that repeats itself could otherwise write them for ever
 ANSWER = "response_format"
 # The forms of calls in which the grammar of a custom tool's input is not enforced, by its syntax.
 LOSES = {"lark": (Form.TAGS, Form.PYTHON, Form.BARE), "regex": (Form.TAGS, Form.BARE)}
@@ -271,14 +272,14 @@ class _Tagged:
         if self._reasoning is Reasoning.DONE:
             return []
         thought = self._thought()
-        opening = words(self._opening, self._specials, before=r"\s*")
+        opening = words(self._opening, self._specials, before=BLANKS)
         if self._reasoning is Reasoning.OPEN:
             rule = f"think: {thought}"
         elif "<[" in opening or self._closing in self._specials:
             rule = f"think: {opening} {thought}"
         else:
-            rule = rf"think[lazy]: /\s*{escaped(self._opening)}{ANY}{escaped(self._closing)}/"
-        return [rule, r"GAP: /\n*/"]
+            rule = rf"think[lazy]: /{BLANKS}{escaped(self._opening)}{ANY}{escaped(self._closing)}/"
+        return [rule, r"GAP: /\n{0,8}/"]
 
     def _thought(self) -> str:
         """Returns the expression of reasoning up to the tag that closes it. A call within it is not a part of it."""
@@ -294,9 +295,9 @@ class _Tagged:
         syntax = self._syntax
         if not (self._drifts and syntax and syntax.tag):
             return ""
-        opening = words(self._opening, self._specials, before=r"\s*") if self._reasoning is Reasoning.UNDECIDED else ""
+        opening = words(self._opening, self._specials, before=BLANKS) if self._reasoning is Reasoning.UNDECIDED else ""
         as_text = bool(opening) and "<[" not in opening and self._closing not in self._specials
-        before, opening = (rf"\s*{escaped(self._opening)}", "") if as_text else ("", opening)
+        before, opening = (f"{BLANKS}{escaped(self._opening)}", "") if as_text else ("", opening)
         again = rf"(/{W}/ {self._tag(syntax)} section)*" if self._parallel else ""
         is_special = self._closing in self._specials
         closing = f"({again} /{W}/ <[{self._specials[self._closing]}]>)?" if is_special else ""

@@ -295,10 +295,12 @@ class MessageCountRequest(RequestModel):
 
 
 class MessageRequest(GenerationFields):
-    ONLY: ClassVar = {**GenerationFields.ONLY, **_ONLY}
-    IGNORED: ClassVar[Names] = ("inference_geo", "diagnostics")
+    ONLY: ClassVar = {**GenerationFields.ONLY, **_ONLY, "watermarking": (False,)}
+    IGNORED: ClassVar[Names] = ("inference_geo", "diagnostics", "vllm_xargs", "return_mm_kwargs", "mm_payload")
     # OpenAI's `stop` and `response_format` have other names here: without them, the answer would be another
-    REFUSED: ClassVar[Names] = ("thread", "container", "stop", "response_format")
+    REFUSED: ClassVar[Names] = (
+        "thread", "container", "stop", "response_format", "kv_transfer_params", "ec_transfer_params",
+    )  # fmt: skip
 
     model: ModelName = None
     messages: Messages

@@ -165,7 +165,7 @@ class ReasoningPart(_Part, tag="reasoning"):
 
 Texts = TextPart | InputTextPart | OutputTextPart
 Part = Texts | ImagePart | InputImagePart | RefusalPart | ThinkingPart | ReasoningPart
-Content = str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
+Content = str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
 
 
 def thoughts_in(content: Content | None) -> str | None:
@@ -193,7 +193,7 @@ _CALLED_OR_SPOKEN: Schema = {"anyOf": [_having("tool_calls", {"type": "array", "
 _THOUGHT = {"type": "object", **_having("type", {"enum": ["thinking", "reasoning"]})}
 _NO_THOUGHTS: Schema = {"properties": {"content": {"not": {"type": "array", "contains": _THOUGHT}}}}
 RULES: Sequence[Schema] = (
-    {"anyOf": [_having("content", {"not": {"type": "null"}}), {"allOf": [_FROM_ASSISTANT, _CALLED_OR_SPOKEN]}]},
+    {"anyOf": [_having("content", {"not": {"enum": [None, []]}}), {"allOf": [_FROM_ASSISTANT, _CALLED_OR_SPOKEN]}]},
     {"anyOf": [_FROM_ASSISTANT, {"properties": {"tool_calls": {"maxItems": 0}}}]},
     {"anyOf": [_FROM_ASSISTANT, _NO_THOUGHTS]},
 )
@@ -265,7 +265,7 @@ class CustomToolCall(RequestModel, tag="custom"):
 
 
 class MessageParam(RequestModel):
-    """A message. Its content may be missing only if the assistant's message has tool calls, reasoning or a refusal."""
+    """A message. Only an assistant's may be without content, and only with tool calls, reasoning or a refusal."""
 
     ONLY: ClassVar = {"type": ("text", "message")}  # sent by lm-evaluation-harness, and by the Responses API
     SCHEMA: ClassVar = RULES
@@ -287,10 +287,14 @@ class MessageParam(RequestModel):
             raise FieldError("tool_calls", "belong to the assistant")
         if isinstance(self.content, list) and self.role != "assistant" and thoughts_in(self.content) is not None:
             raise FieldError("content", "has thoughts, which belong to the assistant")
-        if self.content is None and not (
+        if self.content in (None, []) and not (
             self.role == "assistant" and (self.tool_calls or self.thought or self.refusal)
         ):
-            raise FieldError("content", "is missing", BadRequest, "missing_field")
+            missing = self.content is None
+            raise FieldError(
+                "content", "is missing" if missing else "is empty", BadRequest,
+                "missing_field" if missing else "empty_prompt",
+            )  # fmt: skip
 
     @property
     def thought(self) -> str | None:

@@ -65,9 +65,17 @@ class _Item(RequestModel):
 class Message(_Item, tag="message"):
     DEFAULT_TYPE = True
 
+    SCHEMA: ClassVar = (
+        {"anyOf": [{"properties": {"role": {"const": "assistant"}}}, {"properties": {"content": {"minItems": 1}}}]},
+    )
+
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[Part], Meta(min_length=1, max_length=MAX_PARTS)]
+    content: str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
     phase: Literal["commentary", "final_answer"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.content == [] and self.role != "assistant":  # an answer that had no text yet has no part
+            raise FieldError("content", "is empty", BadRequest, "empty_prompt")
 
 
 class FunctionCall(_Item, tag="function_call"):
@@ -194,12 +202,12 @@ STATEFUL = ("previous_response_id", "conversation", "background")  # fields that
 class ResponseRequest(OpenAIFields):
     ONLY: ClassVar = {
         **OpenAIFields.ONLY, **_ONLY, "context_management": ([],),
-        "stream_reasoning": (True,),
+        "stream_reasoning": (True,), "enable_response_messages": (False,),
         **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), (False,)),
     }  # fmt: skip
     IGNORED: ClassVar[Names] = ("client_metadata",)
     REFUSED: ClassVar[Names] = (
-        "prompt", "prompt_logprobs", "moderation",
+        "prompt", "prompt_logprobs", "moderation", "previous_input_messages",
         # the names that other routes have for fields of this one: without them, the answer would be another
         "max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "json_schema", "grammar",
         "regex", "ebnf",
@@ -284,14 +292,24 @@ async def response_prompt(
     arguments |= request.chat_template_kwargs or {}
 
     images: dict[str, Decoded] = {}  # those of the first rendering serve all others
+    cut_off = not isinstance(items, str) and _is_cut_off(items[-1])
 
     async def rendered(kept: Sequence[Sequence[ChatMessage]]) -> Prompt:
         messages = merge_same_role([*instructions, *chain.from_iterable(kept)])
-        return await render_prompt(messages, context, arguments, functions, param="input", images=images)
+        resume = cut_off and bool(messages[-1]["content"]) and "tool_calls" not in messages[-1]
+        return await render_prompt(messages, context, arguments, functions, not resume, resume, "input", images)
 
     if not isinstance(request, ResponseRequest) or request.truncation != "auto" or not context.max_seq_len:
         return await rendered(shown)
     return await _fitting(shown, rendered, request.most_tokens, context.max_seq_len)
+
+
+def _is_cut_off(item: Item) -> bool:
+    """Whether an item is a text of the assistant that its status says is not complete, which the answer continues."""
+    match item:
+        case Message(role="assistant", status="in_progress" | "incomplete"):
+            return True
+    return False
 
 
 # `truncation: "auto"`: a conversation that is too long for the context loses its first items.

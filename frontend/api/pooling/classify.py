@@ -9,7 +9,7 @@ from msgspec import Meta
 from frontend.api.answer import AsyncDeltas, ResponseContext
 from frontend.api.openai import completions
 from frontend.api.openai.completions import prompts_schema
-from frontend.api.pooling.embeddings import Input, listed_inputs
+from frontend.api.pooling.embeddings import AddSpecialTokens, Input, listed_inputs
 from frontend.api.pooling.fields import (
     MAX_INPUTS,
     Cut,
@@ -21,6 +21,7 @@ from frontend.api.pooling.fields import (
     check_seconds,
     check_texts,
     collect,
+    only_without,
     pooling_request,
     usage_of,
 )
@@ -46,11 +47,12 @@ Labelled = str | tuple[str, str] | list[int]  # a text, a pair of texts, or toke
 
 async def label_request(
     fields: PoolingFields, inputs: Sequence[Labelled], context: ModelContext, *, param: str, cut: Cut | None = None,
-    format_data: Any = None,
+    format_data: Any = None, special: bool = True,
 ) -> GenerationRequest:  # fmt: skip
     """Makes a GenerationRequest for the logits of each input. Raises Unprocessable, and NotSupported without a head.
 
     cut: how an input that is too long is cut; None: it is refused. The second text of a pair is cut.
+    special: whether the tokenizer adds its own tokens to a text; it always adds them to a pair
     """
     task = context.task
     if not task.labels:
@@ -61,7 +63,7 @@ async def label_request(
     check_texts(param, [*texts, *(text for pair in pairs for text in pair)], measured)
     texts = [text.lower() for text in texts] if task.lower else texts
     encoded_pairs, seconds = await pair_prompts(pairs, context) if pairs else ([], ())
-    encoded = iter(await encode_texts(texts, True, context) if texts else [])
+    encoded = iter(await encode_texts(texts, special, context) if texts else [])
     of_pairs, places = iter(encoded_pairs), iter(seconds or [0] * len(pairs))
     prompts: list[Prompt] = []
     second: list[int] = []
@@ -69,7 +71,7 @@ async def label_request(
         prompts.append(next(of_pairs) if isinstance(one, tuple) else next(encoded) if isinstance(one, str) else one)
         second.append(next(places) if isinstance(one, tuple) else 0)
     if cut is not None:
-        around = [not isinstance(one, list) for one in inputs]
+        around = [isinstance(one, tuple) or (isinstance(one, str) and special) for one in inputs]
         prompts = [
             cut(ids, context, around=own, second=place) for ids, own, place in zip(prompts, around, second, strict=True)
         ]
@@ -103,13 +105,14 @@ _Token = Annotated[int, EXACT]
 
 
 class ClassifyRequest(CutFields):
-    ONLY: ClassVar = {"embed_dtype": ("float32",), "endianness": ("native", "little")}
+    ONLY: ClassVar = only_without("use_activation")
 
     input: Annotated[
         str | list[str | _Token | list[_Token]],
         Meta(description="A text, token ids, or several of either", extra_json_schema=prompts_schema(MAX_INPUTS)),
     ]
     use_activation: Annotated[bool, doc("false: `probs` are the head's logits")] = True
+    add_special_tokens: AddSpecialTokens = True
 
     def __post_init__(self) -> None:
         listed_inputs(self.input)
@@ -145,8 +148,9 @@ async def parse(request: ClassifyRequest, context: ModelContext) -> GenerationRe
     """Makes a GenerationRequest for the labels. Raises BadRequest, Unprocessable or NotSupported."""
     check_model(request.model, context)
     return await label_request(
-        request, request.inputs, context, param="input", cut=request.cut, format_data=request.use_activation
-    )
+        request, request.inputs, context, param="input", cut=request.cut, format_data=request.use_activation,
+        special=request.add_special_tokens,
+    )  # fmt: skip
 
 
 async def complete(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -41,6 +41,9 @@ _Token = Annotated[int, EXACT]
 _Normalize = Annotated[bool | None, doc("Whether vectors get the length 1; absent: as the checkpoint says")]
 
 
+AddSpecialTokens = Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")]
+
+
 class EmbeddingRequest(CutFields):
     ONLY: ClassVar = only_without("use_activation")
 
@@ -55,7 +58,7 @@ class EmbeddingRequest(CutFields):
     prompt_name: Annotated[
         Text | None, doc("Which of the checkpoint's prompts stands before each text; absent: its default, if any")
     ] = None
-    add_special_tokens: Annotated[bool, doc("Whether the tokenizer adds its own tokens to a text")] = True
+    add_special_tokens: AddSpecialTokens = True
     normalize: _Normalize = None
     use_activation: Annotated[
         bool | None, doc("false: vectors as they are, without the length 1; true or absent: as the checkpoint says")

@@ -28,7 +28,6 @@ OF_VECTORS: Mapping[str, tuple[Any, str]] = {
     "dimensions": (None, "there is a number for each label"),
     "prompt_name": (None, "a classifier reads a text without a prompt"),
     "normalize": (False, "labels have no length"),
-    "add_special_tokens": (True, "a classifier reads a text with the tokenizer's own tokens"),
 }
 
 
@@ -81,7 +80,10 @@ async def parse(request: PoolingRequest, context: ModelContext) -> GenerationReq
         for name, (left, why) in OF_VECTORS.items():
             if getattr(request, name) not in (None, left):
                 raise Unprocessable(f"`{name}`: {why}", param=name, code="out_of_range")
-        return await label_request(request, request.inputs, context, param="input", cut=request.cut, format_data=form)
+        return await label_request(
+            request, request.inputs, context, param="input", cut=request.cut, format_data=form,
+            special=request.add_special_tokens,
+        )  # fmt: skip
     return await embedding_request(
         request, request.inputs, context, dimensions=request.dimensions or 0, prompt_name=request.prompt_name,
         special=request.add_special_tokens, cut=request.cut, normalized=request.normalized, format_data=form,

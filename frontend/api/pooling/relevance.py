@@ -8,7 +8,7 @@ https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from frontend.api.answer import AsyncDeltas, ResponseContext
@@ -29,7 +29,7 @@ from frontend.chat.prompt import encode_pairs, encode_texts
 from frontend.errors import Unprocessable
 from frontend.model_context import ModelContext
 from frontend.request import GenerationRequest, Usage
-from frontend.schema.request_fields import Text, doc
+from frontend.schema.request_fields import Count, Text, doc
 from shared.messages import Pooling, PoolingKind
 
 TASKS = ("embed", "score")
@@ -49,6 +49,12 @@ class RelevanceFields(CutFields):
         bool | None, doc("false: scores are a classification head's logits; true or absent: between 0 and 1")
     ] = None
     instruction: Annotated[Text | None, doc("What makes a document relevant, for models that are asked")] = None
+    max_tokens_per_query: Annotated[
+        Count | None, doc("A query with more tokens, without the tokenizer's own, is cut at its end; 0: it is not")
+    ] = None
+    max_tokens_per_doc: Annotated[
+        Count | None, doc("A document with more tokens, without the tokenizer's own, is cut at its end; 0: it is not")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,23 @@ class Judged:
 def in_words(context: ModelContext) -> bool:
     """Whether the model is asked a question in words, which is not cut."""
     return context.task.name == "score" and not context.task.labels
+
+
+async def shortened(fields: RelevanceFields, pairs: Pairs, context: ModelContext) -> Pairs:
+    """Returns the pairs with each text cut to as many tokens as `fields` leave it. Raises Unprocessable."""
+    return replace(
+        pairs,
+        first=await _beginnings(pairs.first_field, pairs.first, fields.max_tokens_per_query or 0, context),
+        second=await _beginnings(pairs.second_field, pairs.second, fields.max_tokens_per_doc or 0, context),
+    )
+
+
+async def _beginnings(param: str, texts: Sequence[str], most: int, context: ModelContext) -> Sequence[str]:
+    """Returns the beginnings of texts, of at most so many tokens; 0: the texts. param: the field with the texts"""
+    if not most:
+        return texts
+    check_texts(param, texts, context.unlimited)
+    return await context.tokenizer.beginnings(texts, most)
 
 
 async def relevance_request(

@@ -16,13 +16,13 @@ from frontend.api.openai import completions
 from frontend.api.pooling import fields as types
 from frontend.api.pooling import relevance
 from frontend.api.pooling.fields import MAX_INPUTS, Cut, Format, check_texts
-from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, in_words, relevance_request
+from frontend.api.pooling.relevance import Judged, Pairs, RelevanceFields, in_words, relevance_request, shortened
 from frontend.api.pooling.tei import Direction, cut_of
 from frontend.errors import BadRequest, api_status
 from frontend.model_context import ModelContext, check_length, check_model
 from frontend.request import GenerationRequest
 from frontend.schema.base import FieldError, Names, RequestModel, to_json
-from frontend.schema.request_fields import Count, Positive, Text, doc
+from frontend.schema.request_fields import Count, Text, doc
 
 
 class Document(RequestModel):
@@ -51,10 +51,10 @@ class RerankRequest(RelevanceFields):
     top_n: Annotated[Count | None, doc("Only so many of the most relevant documents; 0: all")] = None
     return_documents: Annotated[bool, doc("Whether the answer has the documents' texts")] = True
     max_tokens_per_doc: Annotated[
-        Positive | None,
+        Count | None,
         doc(
             "A document with more tokens, without the tokenizer's own, is cut at its end, and one that the model "
-            "cannot read even so to what it can"
+            "cannot read even so to what it can; 0: it is not"
         ),
     ] = None
 
@@ -72,7 +72,7 @@ class RerankRequest(RelevanceFields):
 
 async def _parse_rerank(request: RerankRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest for the scores. Raises BadRequest or Unprocessable, which name the field."""
-    return await ranking(request, context, cuts=request.max_tokens_per_doc is not None)
+    return await ranking(request, context, cuts=bool(request.max_tokens_per_doc))
 
 
 async def _parse_cohere(request: RerankRequest, context: ModelContext) -> GenerationRequest:
@@ -86,12 +86,9 @@ async def ranking(request: RerankRequest, context: ModelContext, *, cuts: bool) 
     bare = request.texts is not None
     documents = [one if isinstance(one, str) else one.text for one in request.texts or request.documents or ()]
     pairs = Pairs([request.query], documents, "query", "texts" if bare else "documents")
-    asked, cut = pairs, request.cut
-    if request.max_tokens_per_doc is not None:
-        check_texts(pairs.second_field, documents, context.unlimited)
-        asked = replace(pairs, second=await context.tokenizer.beginnings(documents, request.max_tokens_per_doc))
+    asked, cut = await shortened(request, pairs, context), request.cut
     if cut is None and cuts:
-        cut = await _cut_of_documents(request, context)
+        cut = await _cut_of_documents(asked.first, context)
     scored = await relevance_request(request, asked, context, cut)
     shown = request.return_text if bare else request.return_documents
     raw = request.raw_scores or request.use_activation is False
@@ -99,15 +96,15 @@ async def ranking(request: RerankRequest, context: ModelContext, *, cuts: bool) 
     return replace(scored, format_data=judged)
 
 
-async def _cut_of_documents(request: RerankRequest, context: ModelContext) -> Cut | None:
+async def _cut_of_documents(queries: Sequence[str], context: ModelContext) -> Cut | None:
     """Returns how to cut documents that do not fit together with the query; None if nothing is cut (`in_words`).
 
     Raises ContextLengthExceeded for a query that does not fit alone.
     """
     if in_words(context):
         return None
-    check_texts("query", [request.query], context)
-    (query,) = await context.tokenizer.encode_batch([request.query], True)
+    check_texts("query", queries, context)
+    (query,) = await context.tokenizer.encode_batch(queries, True)
     check_length("query", len(query), 0, context)
     return Cut(param="max_tokens_per_doc")
 
@@ -192,7 +189,8 @@ async def _parse_score(request: ScoreRequest, context: ModelContext) -> Generati
             "the first may have one, or as many",
             param=first_name,
         )
-    return await relevance_request(request, Pairs(first, second, first_name, second_name), context)
+    pairs = await shortened(request, Pairs(first, second, first_name, second_name), context)
+    return await relevance_request(request, pairs, context)
 
 
 async def _complete_score(context: ResponseContext, arriving: AsyncDeltas) -> bytes:

@@ -72,7 +72,9 @@ async def test_invocations_lead_to_vectors_and_scores(for_task: Callable[[Task],
     assert (unnamed.status_code, short.status_code, short.json()["error_type"]) == (422, 422, "Validation")
     async with http_client(pool, for_task(Task("score", labels=2))) as http:
         labels = [await http.post(path, json={"inputs": "ab"}) for path in ("/", "/predict")]
+        led, direct = [(await http.post(path, json={"input": "ab"})).json() for path in ("/invocations", "/classify")]
     assert labels[0].json() == labels[1].json() and "label" in labels[0].json()[0]
+    assert led["data"] == direct["data"] and "probs" in led["data"][0]
     assert "embedding" in vectors.json()["data"][0] and "score" in scores.json()["data"][0]
     assert [one["index"] for one in ranked.json()] == [0]
 

@@ -45,6 +45,21 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"guided_grammar": 'start: "a"'}, build.lark('start: "a"', "x")),
     ({"structured_outputs": {"json": PERSON, "regex": None}}, build.json_schema(PERSON, "x")),
     ({"structured_outputs": {"json_object": True}}, build.json_object()),
+    (
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}, "guided_decoding_backend": "x"},
+        build.json_object(compact=True),
+    ),
+    (
+        {
+            "structured_outputs": {
+                "json": PERSON,
+                "disable_any_whitespace": True,
+                "disable_additional_properties": False,
+                "whitespace_pattern": None,
+            }
+        },
+        build.json_schema(PERSON, "x", compact=True),
+    ),
     ({"structured_outputs": {"json_object": False, "choice": ["a"]}}, build.one_of(["a"], "x")),
     ({"structured_outputs": {}, "guided_json": None, "response_format": None}, ""),
     ({"response_format": {"type": "json", "value": PERSON}}, build.json_schema(PERSON, "x")),
@@ -90,6 +105,10 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"guided_grammar": "x"}, 422, "guided_grammar"),
     ({"structured_outputs": {"xml": 1}}, 422, "structured_outputs.xml"),
     ({"structured_outputs": {"regex": "("}}, 422, "structured_outputs.regex"),
+    ({"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}}, 422, "structured_outputs.whitespace_pattern"),
+    ({"structured_outputs": {"json": {}, "disable_additional_properties": True}}, 422,
+     "structured_outputs.disable_additional_properties"),
+    ({"guided_json": {}, "guided_whitespace_pattern": " ?"}, 422, "guided_whitespace_pattern"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, 422, "structured_outputs.regex"),
     ({"guided_regex": "a", "response_format": SCHEMA_FORMAT}, 422, "guided_regex"),
 ]  # fmt: skip

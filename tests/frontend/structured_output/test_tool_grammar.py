@@ -95,6 +95,25 @@ def test_grammar_accepts_the_calls_of_a_template_and_no_others(
         assert accepts(tokenizer, grammar, f"I look.\n{text}") == (mode is Mode.AUTO)
 
 
+@pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+@pytest.mark.parametrize("begins", [Reasoning.UNDECIDED, Reasoning.OPEN])
+@pytest.mark.parametrize("mode", [Mode.REQUIRED, Mode.NONE])
+def test_blanks_around_reasoning_are_bounded(tmp_path: Path, mode: Mode, begins: Reasoning, special: bool) -> None:
+    tags = THINK if special else SEED
+    marks = specials("hermes", tags) if special else []
+    tokenizer = tokenizer_of(tmp_path, marks)
+    tool_choice = ToolChoice(FUNCTIONS, mode, NAMES)
+    answer = "" if mode is Mode.REQUIRED else grammar_builder.one_of(["yes"], "x")
+    grammar = output_grammar(
+        tool_choice, "hermes", begins, specials=tokenizer.special_ids_of(marks), answer=answer, tags=tags
+    )
+    ends = EXAMPLES["hermes"] if mode is Mode.REQUIRED else "yes"
+    undecided = begins is Reasoning.UNDECIDED
+    for before, after, allowed in ((0, 0, True), (8, 8, True), (9, 0, not undecided), (0, 9, False)):
+        thought = "\n" * before + (tags[0] if undecided else "") + f"hm{tags[1]}" + "\n" * after
+        assert accepts(tokenizer, grammar, thought + ends) is allowed
+
+
 LIMITED: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -60,6 +60,12 @@ def test_white_space_in_json_is_bounded() -> None:
     assert not accepts(made, ADA.replace(", ", ",\n" + " " * 25))
 
 
+def test_compact_json_has_no_white_space_between_its_parts() -> None:
+    made, any_object = build.json_schema(PERSON, "x", compact=True), build.json_object(compact=True)
+    assert accepts(made, '{"name":"Ada  L.","age":36}') and accepts(any_object, '{"a":[1,{"b":" "}]}')
+    assert not accepts(made, ADA) and not accepts(any_object, '{"a": 1}') and not accepts(any_object, '{"a":[1, 2]}')
+
+
 def test_json_schema_allows_no_unnamed_properties() -> None:
     made = build.json_schema({"type": "object", "properties": {"name": {"type": "string"}}}, "x")
     assert accepts(made, '{"name": "Ada"}') and accepts(made, "{}")

@@ -180,6 +180,8 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("tool_choice", {"type": "any"}, 422, "tool_choice"), ("stop_sequences", ["x" * 16_385], 422, "stop_sequences"),
     ("stop_sequences", ["x", ""], 422, "stop_sequences[1]"),
     ("n", 1, 422, "n"), ("logprobs", True, 422, "logprobs"), ("min_p", 0.1, 422, "min_p"), ("stop", "x", 422, "stop"),
+    ("kv_transfer_params", {"do_remote_decode": True}, 422, "kv_transfer_params"),
+    ("watermarking", True, 422, "watermarking"),
     ("temperature", -1, 422, "temperature"), ("top_k", -2, 422, "top_k"), ("container", "x", 422, "container"),
 ]  # fmt: skip
 

@@ -139,9 +139,12 @@ async def test_thoughts_among_the_parts_are_the_messages_reasoning(tokenizer: To
     assert tokenizer.decode(request.prompts[0]) == "so|b"
 
 
-async def test_refusal_without_content_is_what_the_assistant_said(tokenizer: Tokenizer) -> None:
-    said = [*HELLO, {"role": "assistant", "content": None, "refusal": "no"}, *HELLO]
+@pytest.mark.parametrize("content", [None, []], ids=["null", "empty"])
+async def test_message_without_content_is_what_else_the_assistant_said(tokenizer: Tokenizer, content: Any) -> None:
+    said = [*HELLO, {"role": "assistant", "content": content, "refusal": "no"}, *HELLO]
     assert await shown(tokenizer, *said) == "<user>hi\n<assistant>no\n<user>hi\n<assistant>"
+    thought = [*HELLO, {"role": "assistant", "content": content, "reasoning": "so"}, *HELLO]
+    assert await shown(tokenizer, *thought) == "<user>hi\n<assistant>\n<user>hi\n<assistant>"
 
 
 async def test_prompt_end_by_add_generation_prompt_and_continue_final_message(tokenizer: Tokenizer) -> None:
@@ -206,6 +209,7 @@ WRONG_TYPES: list[tuple[str, Any, str]] = [
     ("messages", "hi", "messages"), ("messages", [], "messages"), ("messages", None, "messages"),
     ("messages", ["hi"], "messages[0]"), ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [*HELLO, {"role": "assistant", "content": None}], "messages[1].content"),
+    ("messages", [*HELLO, {"role": "assistant", "content": []}], "messages[1].content"),
     ("messages", [{"content": "x"}], "messages[0].role"),
     ("messages", [{"role": 1, "content": ""}], "messages[0].role"),
     ("messages", [{"role": "user", "content": 5}], "messages[0].content"),

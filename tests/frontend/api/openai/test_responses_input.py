@@ -66,6 +66,36 @@ def user(*parts: Any) -> list[Any]:
 CALLED = {"type": "function_call", "call_id": "1", "name": "now", "arguments": "{}"}
 
 
+def assistant(text: str, status: str) -> dict[str, Any]:
+    parts = [{"type": "output_text", "text": text}] if text else []
+    return {"type": "message", "role": "assistant", "status": status, "content": parts}
+
+
+async def test_message_of_the_assistant_may_be_empty(qwen: Model) -> None:
+    qwen.says = ["Hi."]
+    asked = {"role": "user", "content": "Weather?"}
+    answer = await sent(qwen, input=[{"role": "user", "content": "Hello"}, assistant("", "incomplete"), asked])
+    before = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+    assert answer.status_code == 200 and qwen.prompts == [before + CHATTED]
+
+
+@pytest.mark.parametrize("status", ["in_progress", "incomplete"])
+async def test_answer_continues_a_text_that_was_cut_off(qwen: Model, status: str) -> None:
+    qwen.says = [" sunny."] * 4
+    asked = {"role": "user", "content": "Weather?"}
+    answer = await post(qwen, input=[asked, assistant("It is", status)])
+    await post(qwen, input=[asked, assistant("It is", "completed")])
+    await post(qwen, input=[asked, assistant("It is", status), {"role": "user", "content": "Go on"}])
+    await post(qwen, input=[asked, assistant("", status)])
+    closed = f"{CHATTED}It is<|im_end|>\n<|im_start|>"
+    assert answer["output"][0]["content"][0]["text"] == " sunny."
+    assert qwen.prompts[:2] == [f"{CHATTED}It is", f"{closed}assistant\n"]
+    assert qwen.prompts[2:] == [
+        f"{closed}user\nGo on<|im_end|>\n<|im_start|>assistant\n",
+        f"{CHATTED}<|im_end|>\n<|im_start|>assistant\n",
+    ]
+
+
 async def test_negative_limit_is_none(qwen: Model) -> None:
     qwen.says = ["Hi", "Hi"]
     answers = [(await sent(qwen, max_output_tokens=limit)).json() for limit in (-1, None)]
@@ -86,6 +116,9 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [{"type": "function_call_output", "call_id": "1", "output": "a"}]}, 400, "input"),
     ({"input": "a" * 9000}, 400, "input"),
     ({"previous_response_id": "resp_1"}, 400, "previous_response_id"), ({"conversation": "c"}, 400, "conversation"),
+    ({"previous_input_messages": [{"role": "user", "content": "a"}]}, 400, "previous_input_messages"),
+    ({"enable_response_messages": True}, 400, "enable_response_messages"),
+    ({"input": [{"role": "user", "content": []}]}, 400, "input[0].content"),
     ({"background": True}, 400, "background"), ({"prompt": {"id": "a"}}, 400, "prompt"),
     ({"truncation": "left"}, 400, "truncation"), ({"truncation": "auto", "input": "a" * 9000}, 400, "input"),
     ({"max_output_tokens": 0}, 400, "max_output_tokens"), ({"include": ["all"]}, 400, "include[0]"),

@@ -79,12 +79,34 @@ async def test_pooled_labels_are_the_same_numbers_in_base64_and_in_lists(
     async with http_client(welcomed(), for_task(LABELS)) as http:
         coded = (await http.post("/pooling", json={"input": "red", "encoding_format": "base64"})).json()["data"][0]
         raw = (await http.post("/pooling", json={"input": "red", "use_activation": False})).json()["data"][0]
-        other = {"dimensions": 2, "prompt_name": "x", "normalize": True, "add_special_tokens": False}
+        other = {"dimensions": 2, "prompt_name": "x", "normalize": True}
         refused = [await http.post("/pooling", json={"input": "red", name: value}) for name, value in other.items()]
         same = await http.post("/pooling", json={"input": "red", "normalize": False, "add_special_tokens": True})
     assert struct.unpack("<3f", base64.b64decode(coded["data"])) == pytest.approx(softmax(LOGITS))
     assert raw["data"] == LOGITS and same.status_code == 200
     assert [(one.status_code, one.json()["error"]["param"]) for one in refused] == [(400, name) for name in other]
+
+
+async def test_classifier_reads_a_text_without_the_tokenizers_tokens_if_asked(
+    for_task: Callable[[Task], Tokenizer],
+) -> None:
+    pool, tokenizer = welcomed(), for_task(LABELS)
+    bare = {"input": "red mill bridge light", "add_special_tokens": False}
+    async with http_client(pool, tokenizer) as http:
+        for path in ("/classify", "/pooling"):
+            for more in ({}, {"truncate_prompt_tokens": 3}):
+                answer = await http.post(path, json=bare | more)
+                assert answer.status_code == 200, answer.text
+    (ids,) = tokenizer.encode_now(["red mill bridge light"], False)
+    assert [one.prompt for one in pool.submitted] == [ids, ids[:3]] * 2
+
+
+@pytest.mark.parametrize("name", ["softmax", "activation"])
+async def test_older_names_of_the_activation_are_refused(for_task: Callable[[Task], Tokenizer], name: str) -> None:
+    async with http_client(welcomed(), for_task(LABELS)) as http:
+        refused = await http.post("/classify", json={"input": "red", name: False})
+        same = await http.post("/classify", json={"input": "red", name: True})
+    assert (refused.status_code, refused.json()["error"]["param"], same.status_code) == (400, name, 200)
 
 
 async def test_labels_that_may_all_be_true_have_a_sigmoid_each(for_task: Callable[[Task], Tokenizer]) -> None:
@@ -281,15 +303,16 @@ async def test_documents_are_cut_to_the_tokens_that_a_request_allows(
     async with http_client(pool, tokenizer) as http:
         refused = await http.post("/v1/rerank", json=body)
         told = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 3})
-        odd = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 0})
+        odd = await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": -1})
         seen = len(pool.submitted)
         fits = [
             await http.post("/v1/rerank", json={**body, "max_tokens_per_doc": 4096}),
             await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": None}),
+            await http.post("/v2/rerank", json={**body, "max_tokens_per_doc": 0}),
         ]
         tei = await http.post("/v2/rerank", json={"query": "red", "texts": [long]})
         asked = await http.post("/v2/rerank", json={**body, "query": long, "max_tokens_per_doc": 3})
-    assert [one.status_code for one in (*fits, tei)] == [200, 200, 400] and {
+    assert [one.status_code for one in (*fits, tei)] == [200, 200, 200, 400] and {
         len(one.prompt) for one in pool.submitted[seen:]
     } <= {3, 5, 8}
     assert asked.json()["error"]["param"] == "query" and asked.json()["error"]["code"] == "context_length_exceeded"
@@ -310,3 +333,24 @@ async def test_texts_are_lowered_where_the_checkpoint_says(for_task: Callable[[T
     async with http_client(pool, tokenizer) as http:
         await http.post("/v1/embeddings", json={"input": "Red MILL"})
     assert encoded == ["red mill"]
+
+
+@pytest.mark.parametrize("task", [ONE, Task("embed", m.PoolingKind.MEAN, encoder=True, lower=True)])
+async def test_both_sides_of_a_score_are_cut_to_the_tokens_that_a_request_allows(
+    for_task: Callable[[Task], Tokenizer], task: Task
+) -> None:
+    pool, tokenizer = welcomed(64, play=lambda ids: [float(len(ids))]), for_task(task)
+    query, document = "red house old mill", "stone bridge river light"
+    cut = {"max_tokens_per_query": 3, "max_tokens_per_doc": 2}
+    async with http_client(pool, tokenizer) as http:
+        for texts in ({"text_1": query, "text_2": document}, {"queries": [query], "documents": [document]}):
+            await http.post("/v1/score", json={**texts, **cut})
+        ranked = (await http.post("/rerank", json={"query": query, "documents": [document], **cut})).json()
+        seen = len(pool.submitted)
+        await http.post("/v1/score", json={"text_1": query, "text_2": document, **dict.fromkeys(cut, 0)})
+    first, second, *whole = tokenizer.encode_now(["red house old", "stone bridge", query, document], False)
+    embeds = task.name == "embed"
+    prompts = [[2, *first, 3], [2, *second, 3]] if embeds else [[2, *first, 3, *second, 3]]
+    assert [one.prompt for one in pool.submitted[:seen]] == prompts * 3
+    assert sum(len(one.prompt) for one in pool.submitted[seen:]) == sum(map(len, whole)) + (4 if embeds else 3)
+    assert ranked["results"][0]["document"] == {"text": document}
