@@ -10,7 +10,7 @@ the rest of the server, and the store, know only whole requests.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,7 @@ from frontend.api.answer import ResponseContext
 from frontend.api.formats import ApiFormat, api_format
 from frontend.api.openai import responses
 from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseCountRequest, ResponseRequest
-from frontend.app_state import AppState, json_response
+from frontend.app_state import DECODING, AppState, json_response
 from frontend.chat.large_chats import body_bytes
 from frontend.chat.reasoning import without_effect
 from frontend.errors import BadRequest, Forbidden, Internal, NotFound, NotSupported, TooLarge
@@ -239,13 +239,19 @@ async def whole_request(app: AppState, wish: Wish, body: bytes) -> tuple[bytes, 
     """
     if not (wish.previous or wish.conversation or wish.background):
         return body, 0
-    raw: dict[str, Any] = msgspec.json.decode(body)
     items: list[Any] = []
     kept, most = store_of(app), app.most_body_bytes
     if wish.previous:
         items = await items_until(kept, wish.previous, wish.tenant)
     elif wish.conversation:
         items = [*await conversations.items_of(kept.store, wish.conversation, wish.tenant, most)]
+    whole = await DECODING.run(_joined, body, items, most)
+    body_bytes.set(len(whole))
+    return whole, len(items)
+
+
+def _joined(body: bytes, items: list[Any], most: int) -> bytes:
+    raw: dict[str, Any] = msgspec.json.decode(body)
     if items:
         raw["input"] = items + as_items(raw["input"])
     for name in STATEFUL:
@@ -257,8 +263,7 @@ async def whole_request(app: AppState, wish: Wish, body: bytes) -> tuple[bytes, 
             code="request_too_large",
         )  # fmt: skip
     check_values(whole)
-    body_bytes.set(len(whole))
-    return whole, len(items)
+    return whole
 
 
 async def items_until(kept: Kept, id: str, tenant: str) -> list[Any]:
@@ -272,6 +277,10 @@ async def items_until(kept: Kept, id: str, tenant: str) -> list[Any]:
             f"`previous_response_id`: the response {id} is {found.status}", param="previous_response_id",
             code="previous_response_not_ended",
         )  # fmt: skip
+    return await DECODING.run(_items_of, found)
+
+
+def _items_of(found: KeptAnswer) -> list[Any]:
     return [*as_items(msgspec.json.decode(found.body)["input"]), *msgspec.json.decode(found.response)["output"]]
 
 
@@ -531,11 +540,15 @@ async def compact(app: AppState, request: Request) -> Response:
 async def input_items(app: AppState, request: Request) -> Response:
     kept = store_of(app)
     answer = await kept.find(request.path_params["id"], tenant_of(request))
+    return json_response(await DECODING.run(_page_of_items, answer, request.query_params))
+
+
+def _page_of_items(answer: KeptAnswer, query: Mapping[str, str]) -> dict[str, Any]:
     items = [
         {"id": f"{conversations.prefix(item)}_{answer.recipe.nonce}{place:08x}"} | item
         for place, item in enumerate(as_items(msgspec.json.decode(answer.body)["input"]))
     ]
-    return json_response(conversations.page(items, request.query_params))
+    return conversations.page(items, query)
 
 
 # going on with an answer of another process
