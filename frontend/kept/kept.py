@@ -208,7 +208,7 @@ class Kept:
                 await self._look(ready())
                 if self.config.keyed and time.monotonic() - counted >= REFRESH_S:
                     counted = time.monotonic()
-                    self.stored = await self.store.read(usage.of_all)
+                    self.stored = await usage.of_all(self.store)
 
     async def _look(self, ready: bool) -> None:
         await self._look_at_own()

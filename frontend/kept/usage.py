@@ -62,18 +62,31 @@ def within(db: Connection, tenant: str, size: int, most: int, work: Work[T]) -> 
     return True, work(db)
 
 
-def of_all(db: Connection) -> dict[str, Stored]:
-    """Returns what each key has stored, by the name of the key. Tenants of one key (`KEY/FAIRNESS-ID`) are summed."""
-    tenants = db.execute(
+async def of_all(store: Store) -> dict[str, Stored]:
+    """Returns what each key has stored, by the name of the key. Tenants of one key (`KEY/FAIRNESS-ID`) are summed.
+
+    They are counted one after another, so that the store reads for others, too. Raises StoreError.
+    """
+    found: dict[str, Stored] = defaultdict(Stored)
+    for tenant in await store.read(_tenants):
+        one = await store.read(partial(_stored, tenant=tenant))
+        stored = found[tenant.partition("/")[0]]
+        stored.bytes += one.bytes
+        stored.answers += one.answers
+    return dict(found)
+
+
+def _tenants(db: Connection) -> list[str]:
+    found = db.execute(
         "SELECT tenant FROM answers UNION SELECT tenant FROM conversations UNION SELECT tenant FROM files "
         "UNION SELECT tenant FROM batches"
-    ).fetchall()
-    found: dict[str, Stored] = defaultdict(Stored)
-    for (tenant,) in tenants:
-        stored = found[tenant.partition("/")[0]]
-        stored.bytes += of_tenant(db, tenant)
-        stored.answers += db.execute("SELECT count(*) FROM answers WHERE tenant = ?", (tenant,)).fetchone()[0]
-    return dict(found)
+    )
+    return [tenant for (tenant,) in found]
+
+
+def _stored(db: Connection, tenant: str) -> Stored:
+    (count,) = db.execute("SELECT count(*) FROM answers WHERE tenant = ?", (tenant,)).fetchone()
+    return Stored(of_tenant(db, tenant), count)
 
 
 def delete_oldest(db: Connection, tenant: str, most: int) -> int:

@@ -39,7 +39,7 @@ async def test_oldest_answers_of_the_key_alone_make_room(open_store: Store) -> N
     each = await open_store.read(partial(usage.of_tenant, tenant="bob/team"))
     assert 1000 < each < 1200
     assert await open_store.read(partial(usage.of_tenant, tenant="ann")) == 4 * each
-    found = await open_store.read(usage.of_all)
+    found = await usage.of_all(open_store)
     assert found == {"ann": usage.Stored(4 * each, 4), "bob": usage.Stored(each, 1)}
     assert await usage.Usage(open_store, each).problem("bob/team", 0) == ""
     tight = usage.Usage(open_store, each - 1)
