@@ -217,7 +217,8 @@ def _ended(ended: EndHooks, record: RequestRecord) -> None:
     try:
         ended(record)
     finally:
-        record.body = b""
+        # a connection, its scope and this record hold one another until the garbage collector finds them
+        record.body, record.generation_request, record.generation = b"", None, None
         record.release()
 
 

@@ -3,7 +3,6 @@
 Knows Starlette's requests and responses, but no route.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -126,15 +125,16 @@ class AppState:
 
 
 FEW_BYTES = 1 << 16
+# Makes values of a large body, which takes up to 0.1 s: one body after another, and between two of them the event loop
+# has a turn. On the loop itself, all that have arrived together would hold it.
+DECODING = FairThreads("bodies", 1)
 # Looks for what is wrong in a large body, value by value, which takes ten times as long as decoding it.
 SEARCHES = FairThreads("body-errors", 3, each=2, most_waiting=64, doing="wrong bodies wait to be read")
 
 
 async def _large(body: bytes, kind: type[R], on_unknown: OnUnknown) -> R:
     try:
-        decoded = decode_valid(body, kind)
-        await asyncio.sleep(0)  # other streams have a turn before the values are read
-        return decoded
+        return await DECODING.run(decode_valid, body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return await SEARCHES.run(decode, body, kind, on_unknown)
 

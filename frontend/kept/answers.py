@@ -13,19 +13,22 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from frontend.kept.database import Connection, Damaged
 from frontend.kept.store import DEAD_S, packed, unpacked
 
+T = TypeVar("T")
 RUNNING = "in_progress"
 QUEUED = "queued"
 FAILED = "failed"
 LAST = 1 << 62  # number and offset of the piece that says that others are missing
 ALIVE = f"(SELECT id FROM owners WHERE seen > clock() - {DEAD_S})"  # processes that have shown themselves lately
 _CLAIMABLE = f"ended IS NULL AND owner != ? AND owner NOT IN {ALIVE}"
+SLICE_BYTES = 256 << 10  # of a stream that are read, and kept for one reader, at a time
+PIECES_AT_ONCE = 4  # are fetched from the database
 BORDER = 0xFFFF_FFFF  # ends the arrivals of a record, where the index of a choice would stand
 _COLUMNS = (
     "id, tenant, stream_id, path, created, status, ended, background, listed, body, recipe, response, owner, epoch, "
@@ -138,23 +141,23 @@ def find_stream(db: Connection, stream_id: str, tenant: str) -> KeptAnswer | Non
     return _row(db, "stream_id = ? AND tenant = ?", stream_id, tenant)
 
 
-def streams_of(
-    db: Connection, tenant: str, most: int, shown: Callable[[KeptAnswer], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Returns what `shown` makes of the newest answers of a tenant whose streams have an id, newest first.
-
-    A damaged answer is left out. `shown` is called here because requests may be large: only one is in memory at a time.
-    """
+def streams_of(db: Connection, tenant: str, most: int) -> list[str]:
+    """Returns the ids of the newest answers of a tenant whose streams have an id, newest first."""
     found = db.execute(
         "SELECT id FROM answers WHERE tenant = ? AND stream_id IS NOT NULL ORDER BY created DESC, rowid DESC LIMIT ?",
         (tenant, most),
-    ).fetchall()  # fmt: skip
-    rows = []
-    for (id,) in found:
-        with suppress(Damaged):
-            if (row := any_of(db, id)) is not None:
-                rows.append(shown(row))
-    return rows
+    )  # fmt: skip
+    return [id for (id,) in found]
+
+
+def shown(db: Connection, id: str, show: Callable[[KeptAnswer], T]) -> T | None:
+    """Returns what `show` makes of an answer; None if it is deleted or damaged.
+
+    It is called here because requests may be large: only one is in memory at a time.
+    """
+    with suppress(Damaged):
+        return None if (row := any_of(db, id)) is None else show(row)
+    return None
 
 
 def any_of(db: Connection, id: str) -> KeptAnswer | None:
@@ -178,12 +181,17 @@ def begun(db: Connection, id: str, epoch: int) -> None:
 
 
 def end(db: Connection, id: str, epoch: int, status: str, response: bytes | None, stream: Piece | None) -> bool:
-    """Ends an answer. Returns False if it is deleted or has another owner. stream: all its bytes, if they are kept"""
+    """Ends an answer. Returns False if it is deleted or has another owner. stream: all its bytes, if they are kept
+
+    They are written as pieces of SLICE_BYTES, so that a reader needs no more of them in memory.
+    """
     if db.execute("SELECT 1 FROM answers WHERE id = ? AND epoch = ? AND ended IS NULL", (id, epoch)).fetchone() is None:
         return False
     if stream is not None:
         db.execute("DELETE FROM pieces WHERE answer = ?", (id,))
-        _add(db, id, stream)
+        starts = range(0, max(1, len(stream.data)), SLICE_BYTES)
+        for number, at in enumerate(starts, stream.number - len(starts) + 1):
+            _add(db, id, Piece(number, at, stream.data[at : at + SLICE_BYTES], []))
     db.execute(
         "UPDATE answers SET status = :status, response = coalesce(:response, response), ended = :now, owner = '', "
         "bytes = length(body) + length(recipe) + coalesce(length(coalesce(:response, response)), 0) + "
@@ -346,31 +354,34 @@ def delete(db: Connection, id: str) -> None:
     db.execute("DELETE FROM answers WHERE id = ?", (id,))
 
 
-def pieces_of(db: Connection, id: str, start: int = 0) -> list[Piece]:
-    """Returns the pieces of a stream that have bytes from the offset `start` on, in order; 0: all pieces.
-
-    Raises Damaged if one has other bytes than were written.
-    """
-    found = db.execute(
-        "SELECT number, at, data, tokens, crc FROM pieces WHERE answer = ? AND (? = 0 OR at + length(data) > ?) "
-        "ORDER BY number",
-        (id, start, start),
-    )  # fmt: skip
+def pieces_of(db: Connection, id: str) -> list[Piece]:
+    """Returns the pieces of a stream, in order. Raises Damaged if one has other bytes than were written."""
+    found = db.execute("SELECT number, at, data, tokens, crc FROM pieces WHERE answer = ? ORDER BY number", (id,))
     return [_piece(*row) for row in found]
 
 
 def bytes_of(db: Connection, id: str, start: int, records: Callable[[Connection, str, str], Sequence[Record]]) -> bytes:
-    """Returns the bytes of a stream from the offset `start` on: those in the pieces, and in the log of its owner.
+    """Returns a slice of a stream from the offset `start` on, of those bytes in the pieces and in the log of its owner.
+
+    It has SLICE_BYTES at most, and is empty if there are none yet.
 
     records: returns what the log of an owner has of an answer. It is read before the pieces: what leaves the log
     meanwhile is in the pieces.
     """
     row = db.execute("SELECT owner, epoch FROM answers WHERE id = ? AND ended IS NULL", (id,)).fetchone()
     logged = records(db, row[0], id) if row is not None and row[0] else ()
-    found = [(piece.at, piece.data) for piece in pieces_of(db, id, start)]
-    if logged:
-        found += [(one.at, one.data) for one in following(logged, row[1], _written(db, id) + 1)]
-    return b"".join([data[max(0, start - at) :] for at, data in found])
+    rows = db.execute(
+        "SELECT number, at, data, tokens, crc FROM pieces WHERE answer = ? AND at + length(data) > ? "
+        "ORDER BY number LIMIT ?",
+        (id, start, PIECES_AT_ONCE),
+    ).fetchall()  # fmt: skip
+    later = following(logged, row[1], _written(db, id) + 1) if logged and len(rows) < PIECES_AT_ONCE else ()
+    found = bytearray()
+    for one in (*[_piece(*row) for row in rows], *later):
+        found += one.data[max(0, start - one.at) :]
+        if len(found) >= SLICE_BYTES:
+            break
+    return bytes(found[:SLICE_BYTES])
 
 
 def _piece(number: int, at: int, data: bytes, tokens: bytes, crc: int | None) -> Piece:

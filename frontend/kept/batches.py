@@ -111,12 +111,32 @@ def any_of(db: Connection, id: str) -> Batch | None:
     return _row(db, "id = ?", id)
 
 
-def listed(db: Connection, tenant: str, format: str) -> list[str]:
-    """Returns the ids of a tenant's batches, newest first."""
-    found = db.execute(
-        "SELECT id FROM batches WHERE tenant = ? AND format = ? ORDER BY created DESC, rowid DESC", (tenant, format)
+def listed(
+    db: Connection, tenant: str, format: str, most: int, *, after: str | None = None, before: str | None = None
+) -> list[str] | None:
+    """Returns the ids of a tenant's batches, newest first, `most` at most. A tenant may have a million.
+
+    after, before: the id of the batch behind which, or else in front of which they are. None: there is no such batch
+    """
+    anchor, newest_first = before if after is None else after, before is None or after is not None
+    sign, order = ("<", "DESC") if newest_first else (">", "ASC")
+    where: str = ""
+    place: tuple[int, ...] = ()
+    if anchor is not None:
+        found = db.execute(
+            "SELECT created, rowid FROM batches WHERE id = ? AND tenant = ? AND format = ?", (anchor, tenant, format)
+        ).fetchone()
+        if found is None:
+            return None
+        where = f"AND (created {sign} ? OR (created = ? AND rowid {sign} ?)) "
+        place = (found[0], *found)
+    rows = db.execute(
+        f"SELECT id FROM batches WHERE tenant = ? AND format = ? {where}"
+        f"ORDER BY created {order}, rowid {order} LIMIT ?",
+        (tenant, format, *place, most),
     )
-    return [id for (id,) in found]
+    ids = [id for (id,) in rows]
+    return ids if newest_first else ids[::-1]
 
 
 def open_batches(db: Connection) -> list[Batch]:
@@ -166,7 +186,7 @@ def add_lines(db: Connection, id: str, owner: str, lines: Sequence[tuple[int, st
         return False
     db.executemany(
         "INSERT INTO batch_lines VALUES (?, ?, ?, ?, 'waiting', '', 0, ?, ?)",
-        [(id, number, custom_id, body, b"", len(body)) for number, custom_id, body in lines],
+        [(id, number, custom_id, body, b"", len(body) + len(custom_id.encode())) for number, custom_id, body in lines],
     )
     return True
 

@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS answers (
 CREATE INDEX IF NOT EXISTS answers_stream ON answers (tenant, stream_id) WHERE stream_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS answers_running ON answers (owner) WHERE ended IS NULL;
 CREATE INDEX IF NOT EXISTS answers_ended ON answers (ended);
+CREATE INDEX IF NOT EXISTS answers_oldest ON answers (tenant, ended) WHERE ended IS NOT NULL;
 CREATE TABLE IF NOT EXISTS pieces (
     answer TEXT NOT NULL, number INTEGER NOT NULL, at INTEGER NOT NULL, data BLOB NOT NULL, tokens BLOB NOT NULL,
     crc INTEGER, PRIMARY KEY (answer, number)
@@ -31,6 +32,7 @@ CREATE TABLE IF NOT EXISTS pieces (
 CREATE TABLE IF NOT EXISTS conversations (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created INTEGER NOT NULL, used REAL NOT NULL, metadata BLOB NOT NULL
 );
+CREATE INDEX IF NOT EXISTS conversations_tenant ON conversations (tenant);
 CREATE TABLE IF NOT EXISTS items (
     conversation TEXT NOT NULL, at INTEGER NOT NULL, id TEXT NOT NULL, item BLOB NOT NULL,
     PRIMARY KEY (conversation, at)
@@ -39,6 +41,7 @@ CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created INTEGER NOT NULL, expires REAL, filename TEXT NOT NULL,
     purpose TEXT NOT NULL, bytes INTEGER NOT NULL, whole BOOLEAN NOT NULL, batch TEXT NOT NULL, states TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS files_tenant ON files (tenant);
 CREATE TABLE IF NOT EXISTS file_parts (
     file TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (file, number)
 );
@@ -48,6 +51,7 @@ CREATE TABLE IF NOT EXISTS batches (
     times BLOB NOT NULL, errors BLOB NOT NULL, total INTEGER NOT NULL, input_bytes INTEGER NOT NULL,
     keep_output_s REAL, output_file TEXT NOT NULL, error_file TEXT NOT NULL, owner TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS batches_tenant ON batches (tenant, created);
 CREATE INDEX IF NOT EXISTS batches_open ON batches (created) WHERE ended IS NULL;
 CREATE TABLE IF NOT EXISTS batch_lines (
     batch TEXT NOT NULL, number INTEGER NOT NULL, custom_id TEXT NOT NULL, body BLOB NOT NULL, state TEXT NOT NULL,

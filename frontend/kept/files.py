@@ -17,6 +17,7 @@ from frontend.errors import NotFound
 from frontend.kept.database import Connection
 from frontend.kept.store import Store
 
+ROW_BYTES = 256  # what a row takes on the disk beside its texts, with its place in the indexes
 PART_BYTES = 1 << 20  # size of a part; the last one is smaller
 LINES_AT_ONCE = 32  # how many outputs of lines are read at a time
 _COLUMNS = "id, tenant, created, expires, filename, purpose, bytes, whole, batch, states"
@@ -106,23 +107,28 @@ def delete(db: Connection, id: str) -> None:
 
 
 def stored_bytes(db: Connection, tenant: str) -> int:
-    """Returns the bytes of a tenant's uploads, of its waiting lines, and of the outputs of its batches.
+    """Returns the bytes of a tenant's files, and of its batches with their waiting lines and their outputs.
 
     A batch whose lines are not read yet has the bytes of its input file.
     """
-    (uploads,) = db.execute(
-        "SELECT coalesce(sum(bytes), 0) FROM files WHERE tenant = ? AND batch = ''", (tenant,)
-    ).fetchone()
-    (outputs,) = db.execute(
-        "SELECT coalesce(sum(bytes), 0) FROM batch_lines WHERE batch IN (SELECT id FROM batches WHERE tenant = ?)",
+    uploads, size = db.execute(
+        "SELECT count(*), coalesce(sum(CASE batch WHEN '' THEN bytes ELSE 0 END), 0) FROM files WHERE tenant = ?",
         (tenant,),
+    ).fetchone()  # fmt: skip
+    batches, texts = db.execute(
+        "SELECT count(*), coalesce(sum(length(metadata) + length(errors)), 0) FROM batches WHERE tenant = ?", (tenant,)
     ).fetchone()
+    lines, outputs = db.execute(
+        "SELECT count(*), coalesce(sum(bytes), 0) FROM batch_lines WHERE batch IN "
+        "(SELECT id FROM batches WHERE tenant = ?)",
+        (tenant,),
+    ).fetchone()  # fmt: skip
     (unread,) = db.execute(
         "SELECT coalesce(sum(files.bytes), 0) FROM batches JOIN files ON files.id = input_file "
         "WHERE batches.tenant = ? AND status = 'validating'",
         (tenant,),
     ).fetchone()
-    return int(uploads + outputs + unread)
+    return int(size + texts + outputs + unread + (uploads + batches + lines) * ROW_BYTES)
 
 
 def part(db: Connection, id: str, number: int) -> bytes | None:

@@ -21,7 +21,7 @@ from frontend.kept.database import Connection, Damaged, StoreError
 from frontend.kept.run import CANCELLED, Run, with_fields
 from frontend.kept.store import Store, database_of
 from frontend.kept.stream_log import Logs, StreamLog
-from frontend.kept.usage import REFRESH_S, Stored, Usage
+from frontend.kept.usage import REFRESH_S, HeldStreams, Stored, Usage
 from shared.config.frontend import FrontendConfig
 
 log = logging.getLogger("sluice.frontend")
@@ -42,6 +42,7 @@ class Kept:
         self.logs = Logs(book, owner, lambda: self.store.problem)
         self.batches = BatchRunner(self.store, config.batch_lines)
         self.usage = Usage(self.store, config.store_max_key_bytes)
+        self.held = HeldStreams()
         self.stored: dict[str, Stored] = {}  # what each key has, as it was counted last
         self.config = config
         self.window_s, self.keepalive_s = config.resume_window, config.keepalive_s
@@ -84,7 +85,7 @@ class Kept:
                 replaced = await self.store.write(partial(_insert_logged, answer, run.log))
                 inserted = True
                 if replaced:  # or else, after a power cut, the id would be that of another stream again
-                    await self.store.read(self.store.database.sync)
+                    await self.store.sync()
             except StoreError as exc:
                 run.problem = exc.message
                 if inserted or exc.uncertain:
@@ -124,7 +125,7 @@ class Kept:
     async def delete(self, answer: KeptAnswer) -> None:
         await self.cancel(answer)
         await self.store.write(partial(answers.delete, id=answer.id))
-        await self.store.read(self.store.database.sync)
+        await self.store.sync()
 
     async def take_up(self, answer: KeptAnswer) -> Run | None:
         """Goes on with a running answer whose process is gone. Raises SluiceError if this is not possible now.
@@ -141,7 +142,7 @@ class Kept:
                     offset += len(data)
                     yield data
                 return
-            if data := await self._stored(answer, offset):
+            while data := await self._stored(answer, offset):
                 offset += len(data)
                 yield data
             if answer.ended is not None:
@@ -149,14 +150,19 @@ class Kept:
             await asyncio.sleep(TAIL_S)
             answer = await self._again(answer)
 
-    async def written(self, answer: KeptAnswer) -> bytes:
-        """Returns the bytes of a stream that there are now."""
-        if (run := self.runs.get(answer.id)) is not None:
-            return run.since(0)
-        return await self._stored(answer, 0)
+    async def written(self, answer: KeptAnswer, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the bytes of a stream that there are now, from `offset` on, in slices."""
+        while True:
+            run = self.runs.get(answer.id)
+            data = await self._stored(answer, offset) if run is None else run.since(offset)
+            if not data:
+                return
+            offset += len(data)
+            yield data
+            await asyncio.sleep(0)  # others have a turn
 
     async def _stored(self, answer: KeptAnswer, start: int) -> bytes:
-        """Returns the bytes from `start` on of a stream that another process generates, or that has ended."""
+        """Returns a slice from `start` on of a stream that another process generates, or that has ended."""
         return await self.store.read(partial(answers.bytes_of, id=answer.id, start=start, records=self.logs.records))
 
     async def _again(self, answer: KeptAnswer) -> KeptAnswer:
@@ -202,7 +208,7 @@ class Kept:
                 await self._look(ready())
                 if self.config.keyed and time.monotonic() - counted >= REFRESH_S:
                     counted = time.monotonic()
-                    self.stored = await self.store.read(usage.of_all)
+                    self.stored = await usage.of_all(self.store)
 
     async def _look(self, ready: bool) -> None:
         await self._look_at_own()

@@ -22,13 +22,14 @@ from typing import Any
 
 import msgspec
 
-from frontend.errors import BadRequest, SluiceError
+from frontend.errors import BadRequest, Overloaded, SluiceError
 from frontend.generation.generation import Generation
 from frontend.kept import answers
-from frontend.kept.answers import Arrival, KeptAnswer, Piece, Record
+from frontend.kept.answers import SLICE_BYTES, Arrival, KeptAnswer, Piece, Record
 from frontend.kept.database import Connection, StoreError
 from frontend.kept.store import Store
 from frontend.kept.stream_log import Logs, StreamLog
+from frontend.kept.usage import HeldStreams
 from frontend.request import Delta
 from frontend.server.sse import SERVER_SENT_EVENTS, Framing, StreamWriter
 
@@ -37,6 +38,7 @@ LINE, BREAK = b"\n", b"\n\n"
 COLON = ord(":")  # how a comment begins
 COMPLETED, INCOMPLETE, FAILED, CANCELLED = "completed", "incomplete", "failed", "cancelled"
 SHUTDOWN = "shutdown"  # the code of the error by which a process that stops ends its generations
+MOST_READERS = 64  # of an answer: each token is written to all of them in one turn of the event loop
 FIRST_READER_S = 10.0  # the shortest time that a run waits for the reader that has requested it
 NOT_KEPT = b": this answer is not kept: %s\n\n"
 
@@ -96,18 +98,21 @@ class EventLog:
         self.length += len(data)
 
 
-def offset_after(data: bytes | bytearray, number: int, *, name: str) -> int:
-    """Returns the offset behind event `number` in the bytes of a stream. -1 stands before the first event.
+async def offset_after(slices: AsyncIterator[bytes], number: int, *, name: str) -> int:
+    """Returns the offset behind event `number` of a stream. -1 stands before the first event.
 
+    slices: the bytes of the stream. All are read, so that what is damaged is found before any is shown
     name: the field that says so. Raises BadRequest if there is no such event: no client can have it.
     """
     asked = number
-    at = 0
-    for block in bytes(data).split(BREAK)[:-1]:
-        if number < 0:
-            return at
-        number -= not block.startswith(b":")
-        at += len(block) + len(BREAK)
+    at, rest = 0, b""
+    async for data in slices:
+        *blocks, rest = (rest + data).split(BREAK)
+        for block in blocks:
+            if number < 0:
+                break
+            number -= not block.startswith(b":")
+            at += len(block) + len(BREAK)
     if number >= 0:
         raise BadRequest(
             f"`{name}` is {asked}, but the stream has {asked - number} events", param=name, code="out_of_range"
@@ -145,10 +150,12 @@ class Run:
         writer: StreamWriter,
         stream_error: Callable[[Exception], bytes],
         manner: Manner,
+        held: HeldStreams,
         gone: "Callable[[Run], None]",
     ) -> None:
         """
         log: what was current before the answer was written to the store, or claimed
+        held: counts the bytes of the stream while they are in memory
         gone: called when the run is over and nobody reads it
         """
         self.answer, self.generation, self.manner = answer, generation, manner
@@ -159,7 +166,8 @@ class Run:
         self.also: Callable[[Connection, bytes], None] | None = None
         self.response = b""  # the finished response of an answer that is listed
         self._store, self._logs, self.log = store, logs, log
-        self._writer, self._stream_error, self._gone = writer, stream_error, gone
+        self._writer, self._stream_error = writer, stream_error
+        self._held, self._counted, self._is_gone = held, 0, gone
         self._events = EventLog(numbered=answer.stream_id is not None and manner.framing is SERVER_SENT_EVENTS)
         self._only = generation.choices[0].stream if len(generation.choices) == 1 else None
         self._number = 0  # of the next record
@@ -178,6 +186,7 @@ class Run:
         """Takes the bytes that another process had written."""
         for piece in pieces:
             self._events.restore(piece.data)
+            self._count(len(piece.data))
             self._number = piece.number + 1
         self.shown = self._events.length
 
@@ -219,7 +228,13 @@ class Run:
         """Counts the caller as a reader inside a `with` block.
 
         watcher: called in the event loop when there is more to read, or the run is over
+
+        Raises Overloaded if MOST_READERS read already.
         """
+        if self._readers >= MOST_READERS:
+            raise Overloaded(
+                f"{MOST_READERS} clients read this answer already", code="too_many_readers", retry_after=1.0
+            )  # fmt: skip
         self._readers += 1
         self._watchers = (*self._watchers, watcher)
         if self._leaving is not None:
@@ -249,11 +264,11 @@ class Run:
                     await changed.wait()
 
     def since(self, offset: int) -> bytes:
-        """Returns the bytes from `offset` on that readers may have."""
+        """Returns bytes from `offset` on that readers may have: a slice, so that slow readers take little memory."""
         latest = self._latest
         if latest is not None and latest.at == offset and offset + len(latest.data) == self.shown:
             return latest.data  # a reader that keeps up
-        return bytes(self._events.data[offset : self.shown])
+        return bytes(memoryview(self._events.data)[offset : min(self.shown, offset + SLICE_BYTES)])
 
     async def finished(self) -> bytes:
         """Returns the response when the answer is over; empty if it has none."""
@@ -266,7 +281,7 @@ class Run:
 
     def _wait_for_readers(self) -> None:
         if self.over:
-            self._gone(self)
+            self._gone()
         elif self.manner.window_s is not None:
             self._leaving = self._loop.call_later(self.manner.window_s, self.cancel)
 
@@ -294,7 +309,10 @@ class Run:
             data += self._stream_error(exc)
             self.generation.close("error")
         if error is None and not self.generation.ended:
-            if data or arrivals:
+            if not self._held.fits(self.answer.tenant, len(data)):
+                self.generation.close("error")
+                self._close(self._stream_error(self._held.full()), [], FAILED)
+            elif data or arrivals:
                 self._add(data, arrivals)
         elif getattr(error, "code", "") == SHUTDOWN and self.manner.logged and not self.problem:
             self._release()
@@ -330,7 +348,20 @@ class Run:
     def _append(self, data: bytes) -> bytes:
         self._written_at = time.monotonic()
         self._number += 1
-        return self._events.add(data)
+        made = self._events.add(data)
+        self._count(len(made))
+        return made
+
+    def _count(self, size: int) -> None:
+        self._counted += size
+        self._held.add(self.answer.tenant, size)
+
+    def _gone(self) -> None:
+        """The run is over, and nobody reads it any more."""
+        self.generation.detach()
+        self._held.remove(self.answer.tenant, self._counted)
+        self._counted = 0
+        self._is_gone(self)
 
     def committed(self, record: Record, owned: bool, error: StoreError | None) -> None:
         """The log has written a record, or has failed to (LogUser)."""
@@ -462,7 +493,7 @@ class Run:
                 timer.cancel()
         self._show(length)
         if not self._readers:
-            self._gone(self)
+            self._gone()
 
     def _check_silence(self) -> None:
         silence = time.monotonic() - self._written_at

@@ -26,7 +26,7 @@ from frontend.kept.batch_runner import Answer, BatchFormat
 from frontend.kept.batches import Batch, Line
 from frontend.kept.database import Connection
 from frontend.kept.kept import Kept
-from frontend.routes.files import add_stored
+from frontend.routes.files import PACKING, add_stored
 from frontend.routes.kept import store_of, tenant_of
 from frontend.server.access import ApiKeys, Hosts, Origins
 from frontend.server.bodies import largest_body
@@ -92,11 +92,12 @@ async def list_batches(app: AppState, request: Request) -> Response:
 async def create_messages(app: AppState, request: Request) -> Response:
     kept, tenant = store_of(app), tenant_of(request)
     body = await app.decode(request, await app.body(request), MessageBatchRequest)
-    lines = await asyncio.to_thread(_packed, body)
+    lines = await PACKING.run(_packed, body)
     one = _new(tenant, anthropic.NAME, batches.VALIDATING, anthropic.ENDPOINT, "msgbatch_", anthropic.WINDOW_S)
     one.owner = kept.store.owner
     await _check_open(kept, tenant)
-    await add_stored(app, request, sum(len(data) for _, _, data in lines), partial(_insert_whole, one, lines))
+    size = sum(len(data) + len(id) + files.ROW_BYTES for _, id, data in lines)
+    await add_stored(app, request, size, partial(_insert_whole, one, lines))
     kept.batches.wake()
     return json_response(anthropic.shown(await _again(kept, one), _url(request)))
 
@@ -180,22 +181,16 @@ async def _page(
 
     after, before: the names of the query parameters with the id behind or before which the page is; empty: none
     """
-    store, query = store_of(app).store, request.query_params
-    ids = await store.read(partial(batches.listed, tenant=tenant_of(request), format=format))
+    kept, query = store_of(app), request.query_params
     most = conversations.limit_of(query, MAX_PAGE, usual)
-    if (last := query.get(after)) is not None:
-        ids = ids[_place(ids, last, after) + 1 :]
-    elif before and (first := query.get(before)) is not None:
-        ids = ids[: _place(ids, first, before)]
-        more, ids = len(ids) > most, ids[-most:]
-        return await _rows(store_of(app), ids), more
-    return await _rows(store_of(app), ids[:most]), len(ids) > most
-
-
-def _place(ids: Sequence[str], id: str, name: str) -> int:
-    if id not in ids:
-        raise BadRequest(f"`{name}`: there is no batch {id!r:.80}", param=name, code="out_of_range")
-    return ids.index(id)
+    last = query.get(after)
+    first = query.get(before) if before and last is None else None
+    name, anchor = (before, first) if last is None else (after, last)
+    work = partial(batches.listed, tenant=tenant_of(request), format=format, most=most + 1, after=last, before=first)
+    ids = await kept.store.read(work)
+    if ids is None:
+        raise BadRequest(f"`{name}`: there is no batch {anchor!r:.80}", param=name, code="out_of_range")
+    return await _rows(kept, ids[:most] if first is None else ids[-most:]), len(ids) > most
 
 
 async def _rows(kept: Kept, ids: Sequence[str]) -> list[Batch]:

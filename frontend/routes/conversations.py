@@ -62,7 +62,9 @@ async def get(app: AppState, request: Request) -> Response:
 async def update(app: AppState, request: Request) -> Response:
     store, found = await _asked(app, request)
     body = await app.decode(request, await app.body(request), ConversationUpdate)
-    await store.write(partial(conversations.update, id=found.id, metadata=body.metadata))
+    grown = len(msgspec.json.encode(body.metadata)) - len(msgspec.json.encode(found.metadata))
+    work = partial(conversations.update, id=found.id, metadata=body.metadata)
+    await (add_stored(app, request, grown, work) if grown > 0 else store.write(work))
     return json_response((await conversations.existing(store, found.id, tenant_of(request))).shown())
 
 

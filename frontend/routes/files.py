@@ -1,6 +1,5 @@
 """OpenAI's Files API on a server with a store: files are uploaded for batches, listed, read and deleted."""
 
-import asyncio
 import secrets
 import time
 import zlib
@@ -26,12 +25,14 @@ from frontend.server import multipart
 from frontend.server.bodies import coding_of, unpacked
 from frontend.server.middleware import RECORD
 from frontend.server.multipart import Part
+from frontend.turns import FairThreads
 
 PURPOSES = ("batch",)
 FORM_BYTES = 1 << 16  # limit on a form without its file
 MAX_LISTED, LISTED = 10_000, 10_000  # files of a page: at most, and without `limit`
 SECONDS, ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
 COUNTED_BYTES = 8 << 20  # of a file whose length is not announced are counted at a time
+PACKING = FairThreads("packing", 2)  # compress; any number may wait: uploads and bodies are bounded
 T = TypeVar("T")
 Upload = tuple[dict[str, str], int]  # the other fields of a form, and the bytes of its file
 
@@ -145,7 +146,7 @@ async def _received(kept: Kept, parts: AsyncIterator[Part | bytes], file: KeptFi
 
 
 async def _write_part(store: Store, id: str, number: int, data: bytes) -> None:
-    packed = await asyncio.to_thread(zlib.compress, data, 1)
+    packed = await PACKING.run(zlib.compress, data, 1)
     await store.write(partial(files.add_part, id=id, number=number, packed=packed))
 
 

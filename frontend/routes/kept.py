@@ -10,7 +10,8 @@ the rest of the server, and the store, know only whole requests.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from frontend.api.answer import ResponseContext
 from frontend.api.formats import ApiFormat, api_format
 from frontend.api.openai import responses
 from frontend.api.openai.responses_request import STATEFUL, ConversationId, ResponseCountRequest, ResponseRequest
-from frontend.app_state import AppState, json_response
+from frontend.app_state import DECODING, AppState, json_response
 from frontend.chat.large_chats import body_bytes
 from frontend.chat.reasoning import without_effect
 from frontend.errors import BadRequest, Forbidden, Internal, NotFound, NotSupported, TooLarge
@@ -46,6 +47,7 @@ from frontend.server.middleware import DIRECT, RECORD, SEND, DirectWriter, clien
 STREAM_ID = "x-conversation-id"
 LAST_EVENT = "last-event-id"
 MAX_ID_CHARS = 256
+NOTHING = (b"", b"null", b'""', b"[]")  # as which JSON says that nothing was asked
 LISTED, MAX_QUESTION = 50, 4000  # streams of a list, and characters of a question in it
 RECOMPUTE_S = 600.0  # time limit for computing again the part of an answer that another process had generated
 
@@ -207,7 +209,8 @@ def _made(
         # the stream's writer also makes the response of a request that does not stream: its last event has it
         chosen.stream_writer(context),
         lambda exc: chosen.stream_error(client_error(exc, request_id), request_id, context),
-        Manner(logged, answer.listed or logged, window, kept.keepalive_s, chosen.FRAMING), kept.gone,
+        Manner(logged, answer.listed or logged, window, kept.keepalive_s, chosen.FRAMING),
+        kept.held, kept.gone,
     )  # fmt: skip
 
 
@@ -236,13 +239,19 @@ async def whole_request(app: AppState, wish: Wish, body: bytes) -> tuple[bytes, 
     """
     if not (wish.previous or wish.conversation or wish.background):
         return body, 0
-    raw: dict[str, Any] = msgspec.json.decode(body)
     items: list[Any] = []
     kept, most = store_of(app), app.most_body_bytes
     if wish.previous:
         items = await items_until(kept, wish.previous, wish.tenant)
     elif wish.conversation:
         items = [*await conversations.items_of(kept.store, wish.conversation, wish.tenant, most)]
+    whole = await DECODING.run(_joined, body, items, most)
+    body_bytes.set(len(whole))
+    return whole, len(items)
+
+
+def _joined(body: bytes, items: list[Any], most: int) -> bytes:
+    raw: dict[str, Any] = msgspec.json.decode(body)
     if items:
         raw["input"] = items + as_items(raw["input"])
     for name in STATEFUL:
@@ -254,8 +263,7 @@ async def whole_request(app: AppState, wish: Wish, body: bytes) -> tuple[bytes, 
             code="request_too_large",
         )  # fmt: skip
     check_values(whole)
-    body_bytes.set(len(whole))
-    return whole, len(items)
+    return whole
 
 
 async def items_until(kept: Kept, id: str, tenant: str) -> list[Any]:
@@ -269,6 +277,10 @@ async def items_until(kept: Kept, id: str, tenant: str) -> list[Any]:
             f"`previous_response_id`: the response {id} is {found.status}", param="previous_response_id",
             code="previous_response_not_ended",
         )  # fmt: skip
+    return await DECODING.run(_items_of, found)
+
+
+def _items_of(found: KeptAnswer) -> list[Any]:
     return [*as_items(msgspec.json.decode(found.body)["input"]), *msgspec.json.decode(found.response)["output"]]
 
 
@@ -351,7 +363,7 @@ class _RunStream(Response):
             return
         if data := self._new():
             self._direct.write(data)
-        if self._run.over:
+        if self._run.over or self._offset < self._run.shown:
             self._more.set()
 
     def _new(self) -> bytes:
@@ -383,10 +395,8 @@ async def _stream_again(kept: Kept, request: Request, answer: KeptAnswer) -> Res
     last, start = request.headers.get(LAST_EVENT), request.query_params.get("from", "0")
     offset = _number("from", start)
     if last is not None:
-        offset = offset_after(
-            await kept.written(answer), _number("Last-Event-ID", last), name="Last-Event-ID"
-        )  # fmt: skip
-    elif offset > (most := len(await kept.written(answer))):
+        offset = await offset_after(kept.written(answer), _number("Last-Event-ID", last), name="Last-Event-ID")
+    elif offset > (most := sum([len(data) async for data in kept.written(answer)])):
         raise BadRequest(f"`from` is {offset}, but the stream has {most} bytes", param="from", code="out_of_range")
     chosen = await api_format(answer.path, b"", kept.config)
     if (run := await kept.take_up(answer)) is not None:
@@ -412,29 +422,48 @@ async def list_streams(app: AppState, request: Request) -> Response:
         raise Forbidden(
             "streams are listed by the API key that asked for them, and this server has no keys (--api-keys)"
         )
-    listed = partial(answers.streams_of, tenant=tenant_of(request), most=LISTED, shown=_listed_stream)
-    return json_response({"object": "list", "data": await kept.store.read(listed)})
+    ids = await kept.store.read(partial(answers.streams_of, tenant=tenant_of(request), most=LISTED))
+    # one after another, so that the store reads for others, too: each may have a large request
+    found = [await kept.store.read(partial(answers.shown, id=id, show=_listed_stream)) for id in ids]
+    return json_response({"object": "list", "data": [one for one in found if one is not None]})
+
+
+class _Asked(msgspec.Struct):
+    """What a list shows of a request. All else is skipped, and not made into objects."""
+
+    model: str | None = None
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+class _Said(msgspec.Struct):
+    content: msgspec.Raw = msgspec.Raw()
+
+
+class _Text(msgspec.Struct):
+    text: str | None = None
 
 
 def _listed_stream(answer: KeptAnswer) -> dict[str, Any]:
-    body = msgspec.json.decode(answer.body)
+    asked = msgspec.json.decode(answer.body, type=_Asked)
     return {
         "id": answer.stream_id, "object": "stream", "created_at": answer.created, "path": answer.path,
-        "model": body.get("model"), "status": answer.status if answer.ended is not None else answers.RUNNING,
-        "question": _question(body)[:MAX_QUESTION],
+        "model": asked.model, "status": answer.status if answer.ended is not None else answers.RUNNING,
+        "question": _question(asked)[:MAX_QUESTION],
     }  # fmt: skip
 
 
-def _question(body: dict[str, Any]) -> str:
-    """Returns the text that was asked last."""
-    given = body.get("messages") or body.get("input") or body.get("prompt") or ""
-    if isinstance(given, list):
-        given = given[-1].get("content", "") if given and isinstance(given[-1], dict) else ""
-    if isinstance(given, list):
-        given = "\n".join(
-            part["text"] for part in given if isinstance(part, dict) and isinstance(part.get("text"), str)
-        )
-    return given if isinstance(given, str) else ""
+def _question(asked: _Asked) -> str:
+    """Returns the text that was asked last; empty if it has another form."""
+    given = next((raw for raw in (asked.messages, asked.input, asked.prompt) if bytes(raw) not in NOTHING), None)
+    with suppress(msgspec.ValidationError):
+        if given is not None and bytes(given)[:1] == b"[":
+            given = msgspec.json.decode(msgspec.json.decode(given, type=list[msgspec.Raw])[-1], type=_Said).content
+        if given is not None and bytes(given)[:1] == b"[":
+            return "\n".join([part.text for part in msgspec.json.decode(given, type=list[_Text]) if part.text])
+        return msgspec.json.decode(given, type=str) if given else ""
+    return ""
 
 
 async def delete_stream(app: AppState, request: Request) -> Response:
@@ -463,16 +492,16 @@ async def get_response(app: AppState, request: Request) -> Response:
     if query.get("stream", "").lower() in ("true", "1"):
         if (run := await kept.take_up(answer)) is not None:
             answer = run.answer  # which may have begun anew
-        pieces = await kept.written(answer)
-        if answer.ended is not None and not pieces:
+        after = query.get("starting_after")
+        number = -1 if after is None else _number("starting_after", after)
+        if answer.ended is not None and not [None async for _ in kept.written(answer)]:
             raise BadRequest(
                 "`stream`: this response was not generated in the background, so its events are not kept",
                 param="stream", code="not_streamable",
             )  # fmt: skip
-        after = query.get("starting_after")
         if after is not None and answer.recipe.restarted:
             raise Damaged("its first events were lost in a power cut: ask for the stream without `starting_after`")
-        offset = 0 if after is None else offset_after(pieces, _number("starting_after", after), name="starting_after")
+        offset = await offset_after(kept.written(answer), number, name="starting_after")
         if run is not None:
             return _run_stream(request, run, offset)
         return _event_stream(kept.follow(answer, offset), responses.FRAMING.media_type)
@@ -511,11 +540,15 @@ async def compact(app: AppState, request: Request) -> Response:
 async def input_items(app: AppState, request: Request) -> Response:
     kept = store_of(app)
     answer = await kept.find(request.path_params["id"], tenant_of(request))
+    return json_response(await DECODING.run(_page_of_items, answer, request.query_params))
+
+
+def _page_of_items(answer: KeptAnswer, query: Mapping[str, str]) -> dict[str, Any]:
     items = [
         {"id": f"{conversations.prefix(item)}_{answer.recipe.nonce}{place:08x}"} | item
         for place, item in enumerate(as_items(msgspec.json.decode(answer.body)["input"]))
     ]
-    return json_response(conversations.page(items, request.query_params))
+    return conversations.page(items, query)
 
 
 # going on with an answer of another process

@@ -50,6 +50,9 @@ class DeltaSource(Protocol):
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Calls `callback` soon, and again after each arrival."""
 
+    def detach(self) -> None:
+        """Calls nobody any more, and forgets who was called."""
+
     def poll(self) -> list[Delta]:
         """Returns all deltas since the last call, perhaps none. Never waits."""
 
@@ -138,6 +141,7 @@ class EventStream(EventSourceResponse):
             await self._write(self._send)
         finally:
             self._end()
+            self._source.detach()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, send: Send) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import openai
 import pytest
 
 from frontend.errors import Overloaded
-from frontend.kept import batch_runner
+from frontend.kept import batch_runner, batches
 from frontend.kept.batch_runner import in_turns
 from frontend.kept.batches import Batch
+from frontend.kept.database import Connection
+from frontend.kept.files import ROW_BYTES
 from frontend.routes import batches as routes
 from frontend.routes.batches import LOWEST
 from frontend.text.tokenizer import Tokenizer
@@ -27,7 +30,7 @@ from shared.checkpoint import Task
 from tests.fakes import MODEL, FakePool, pooling
 from tests.fakes import tokenizer as small_tokenizer
 from tests.frontend.api.scripted import anthropic_sdk, openai_sdk
-from tests.frontend.kept.harness import KeptStore, keeping
+from tests.frontend.kept.harness import KeptStore, keeping, opened
 from tests.frontend.serving import until
 from tests.frontend.speaking import Model
 
@@ -343,7 +346,7 @@ async def test_next_process_goes_on_with_what_a_dead_one_left(qwen: Model, store
 
 
 async def test_bounds_are_refused_by_name(qwen: Model, store: KeptStore) -> None:
-    async with served(store, qwen.tokenizer, max_file_bytes=2000, store_max_key_bytes=3000) as (_, sdk):
+    async with served(store, qwen.tokenizer, max_file_bytes=2000, store_max_key_bytes=3000 + 2 * ROW_BYTES) as (_, sdk):
         with pytest.raises(openai.APIStatusError, match="--max-file-bytes") as refused:
             await sdk.files.create(file=b"x" * 2001, purpose="batch")
         assert refused.value.status_code == 413
@@ -366,7 +369,7 @@ async def test_uploads_and_batches_at_the_same_time_pass_no_limit_together(
         return [one for one in found if not isinstance(one, Exception)]
 
     monkeypatch.setattr(batch_runner, "MOST_READING", 0)  # no lines take the place of their file
-    async with served(store, qwen.tokenizer, store_max_key_bytes=3000) as (_, sdk):
+    async with served(store, qwen.tokenizer, store_max_key_bytes=4700) as (_, sdk):
         files = await at_once(*(sdk.files.create(file=b"x" * 1000, purpose="batch") for _ in range(6)))
         assert len(files) == 3
         for one in files[1:]:
@@ -445,3 +448,25 @@ async def test_message_batches_have_results(qwen: Model, store: KeptStore) -> No
 def test_tenants_take_turns() -> None:
     made = [Batch(id, id[0], "", "", 0, 0.0, None, "", "", None, {}, []) for id in ("a1", "a2", "a3", "b1", "c1")]
     assert [one.id for one in in_turns(made)] == ["a1", "b1", "c1", "a2", "a3"]
+
+
+async def test_batches_of_a_key_are_read_by_the_page(store: KeptStore) -> None:
+    def made_of(id: str, tenant: str) -> Batch:
+        return Batch(id, tenant, "openai", "completed", 1, 0.0, 1.0, "", "", None, {}, [])
+
+    def fill(db: Connection) -> None:
+        for number in range(9):
+            batches.insert(db, made_of(str(number), "ann"))
+        batches.insert(db, made_of("other", "bob"))
+
+    made = await opened(store, "me")
+    try:
+        await made.write(fill)
+        listed = partial(batches.listed, tenant="ann", format="openai")
+        assert await made.read(partial(listed, most=3)) == ["8", "7", "6"]
+        assert await made.read(partial(listed, most=3, after="6")) == ["5", "4", "3"]
+        assert await made.read(partial(listed, most=3, before="3")) == ["6", "5", "4"]
+        assert await made.read(partial(listed, most=9, after="0")) == []
+        assert await made.read(partial(listed, most=9, after="other")) is None
+    finally:
+        await made.close()

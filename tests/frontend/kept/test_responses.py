@@ -1,6 +1,7 @@
 """Stateful responses: OpenAI's SDK against the app with a store."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from frontend.chat import large_chats
 from frontend.kept import conversations
+from frontend.routes import kept as routes
 from tests.frontend.api.scripted import openai_sdk
 from tests.frontend.kept.harness import Held, KeptStore, keeping
 from tests.frontend.speaking import Model
@@ -238,3 +240,30 @@ async def test_long_conversation_is_rendered_as_a_long_body_is(
         await sdk.conversations.items.create(made.id, items=items)
         assert await sdk.responses.input_tokens.count(model="tiny", input="B", conversation=made.id)
     assert rendered == ["messages"]
+
+
+async def test_requests_are_joined_with_what_they_follow_beside_the_event_loop(
+    qwen: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noted(name: str) -> None:
+        work = getattr(routes, name)
+
+        def called(*arguments: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return work(*arguments)
+
+        monkeypatch.setattr(routes, name, called)
+
+    for name in ("_joined", "_items_of", "_page_of_items"):
+        noted(name)
+    qwen.says = ["One", "Two"]
+    async with (
+        keeping(qwen.pool, qwen.tokenizer, tmp_path / "a.db") as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        first = (await http.post("/v1/responses", json={"input": "A"})).json()["id"]
+        second = (await http.post("/v1/responses", json={"input": "B", "previous_response_id": first})).json()["id"]
+        assert len((await http.get(f"/v1/responses/{second}/input_items")).json()["data"]) == 3
+    assert len(threads) == 3 and all(name.startswith("bodies") for name in threads)

@@ -5,6 +5,7 @@ import random
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +22,7 @@ from frontend.kept.database import Connection, StoreError
 from frontend.kept.kept import Kept
 from frontend.kept.sqlite import open_file
 from frontend.kept.store import Store, check_store, sweep
+from frontend.turns import tenant
 from shared.config.declaration import ConfigError
 from shared.config.frontend import FrontendConfig
 from tests.frontend.api.scripted import openai_sdk
@@ -232,3 +234,103 @@ def test_many_open_a_new_file_at_the_same_time(tmp_path: Path, number: int) -> N
     db = open_file(tmp_path / "answers.db")
     assert db.execute("SELECT count(*) FROM owners").fetchone() == (6,)
     db.close()
+
+
+# the thread is shared
+
+
+async def test_tenant_with_much_work_leaves_turns_to_others(open_store: Store) -> None:
+    done: list[str] = []
+    all_wait = threading.Event()
+
+    def work(name: str, db: Connection) -> None:
+        all_wait.wait(PATIENCE_S)
+        time.sleep(0.02)
+        done.append(name)
+
+    async def asked(name: str, *, writes: bool) -> None:
+        tenant.set(name)
+        await (open_store.write if writes else open_store.read)(partial(work, name))
+
+    for writes in (True, False):
+        done.clear()
+        all_wait.clear()
+        tasks = [asyncio.create_task(asked(name, writes=writes)) for name in [*["ann"] * 50, "bob"]]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        all_wait.set()
+        await asyncio.gather(*tasks)
+        assert done.index("bob") < 10 and done.count("ann") == 50
+
+
+async def test_process_shows_that_it_lives_while_much_is_read(
+    open_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.kept.store.BEAT_S", 0.01)
+    beats: list[int] = []
+    monkeypatch.setattr(open_store.database, "check", lambda db: beats.append(1))
+
+    def work(db: Connection) -> int:
+        time.sleep(0.02)
+        return len(beats)
+
+    found = await asyncio.gather(*(open_store.read(work) for _ in range(100)))
+    assert found[-1] - found[0] >= 5
+
+
+async def test_read_comes_after_the_writes_of_its_tenant_that_were_before_it(open_store: Store) -> None:
+    written: list[int] = []
+
+    def work(number: int, db: Connection) -> None:
+        time.sleep(0.02)
+        written.append(number)
+
+    writes = [asyncio.create_task(open_store.write(partial(work, number))) for number in range(20)]
+    read = asyncio.create_task(open_store.read(lambda db: list(written)))
+    assert await read == list(range(20))
+    await asyncio.gather(*writes)
+
+
+async def test_those_who_ask_for_a_sync_at_the_same_time_share_one(
+    open_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs: list[int] = []
+    monkeypatch.setattr(open_store.database, "sync", lambda db: syncs.append(1))
+    held = threading.Event()
+    first = asyncio.create_task(open_store.read(lambda db: held.wait(PATIENCE_S)))
+    others = [asyncio.create_task(open_store.sync()) for _ in range(20)]
+    await asyncio.sleep(0.01)
+    held.set()
+    await asyncio.gather(first, *others)
+    assert len(syncs) == 1
+    await open_store.sync()
+    assert len(syncs) == 2
+
+
+async def test_the_tenant_with_most_makes_room(open_store: Store) -> None:
+    def fill(db: Connection) -> None:
+        for number in range(100):
+            name = "bob" if number < 10 else "ann"  # bob's are the oldest
+            made = answer(f"{name}{number}", tenant=name, ended=float(number + 1))
+            made.response = random.Random(number).randbytes(10240)
+            answers.insert(db, made)
+
+    await open_store.write(fill)
+    await open_store.read(lambda db: sweep(open_store.database, db, 0, 700_000))
+    left = await open_store.read(lambda db: dict(db.execute("SELECT tenant, count(*) FROM answers GROUP BY tenant")))
+    assert left["bob"] == 10 and 10 < left["ann"] < 90
+
+
+async def test_sweep_of_much_is_interrupted_and_goes_on(open_store: Store) -> None:
+    def fill(db: Connection) -> None:
+        for number in range(200):
+            answers.insert(db, answer(str(number), ended=1.0))
+
+    def swept(db: Connection, until: float = 0.0) -> bool:
+        return sweep(open_store.database, db, 60, 0, until)
+
+    await open_store.write(fill)
+    left: list[int] = []
+    while not await open_store.read(swept):
+        left.append(await open_store.read(lambda db: db.execute("SELECT count(*) FROM answers").fetchone()[0]))
+    assert left == [136, 72, 8, 0]

@@ -1,7 +1,9 @@
 """Streams with an id: read again from an event or a byte, in the same process and in another one."""
 
 import asyncio
+import gc
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,16 @@ import pytest
 from starlette.applications import Starlette
 
 from frontend.errors import Overloaded
+from frontend.generation.generation import Generation
+from frontend.kept import answers
+from frontend.kept.answers import KeptAnswer
+from frontend.kept.database import Connection
+from frontend.kept.run import Run
+from frontend.request import GenerationRequest
+from frontend.routes import kept
 from tests.frontend.kept.harness import Held, KeptStore, SQLiteStore, blocks, ids_of, keeping
 from tests.frontend.serving import until
+from tests.patience import PATIENCE_S
 
 TEXT = "The quick brown fox jumps over it"
 NAMED = {"X-Conversation-Id": "chat 1::tiny"}
@@ -311,3 +321,110 @@ async def test_list_is_refused_where_all_clients_are_one_owner(qwen: Any, store:
     async with keeping(held.pool, qwen.tokenizer, store) as url, httpx.AsyncClient(base_url=url) as http:
         refused = await http.get("/v1/streams")
         assert refused.status_code == 403 and "--api-keys" in refused.json()["error"]["message"]
+
+
+async def test_stream_is_read_in_slices_by_those_who_are_behind(
+    qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("answers", "run"):
+        monkeypatch.setattr(f"frontend.kept.{module}.SLICE_BYTES", 100)
+    held, store, apps = Held(qwen.tokenizer, TEXT), SQLiteStore(tmp_path / "answers.db"), list[Starlette]()
+    async with keeping(held.pool, qwen.tokenizer, store, apps) as url, httpx.AsyncClient(base_url=url) as http:
+        seen = await head(held, http, "/v1/completions", 3)
+        (run,) = apps[0].state.kept.runs.values()
+        assert len(run.since(0)) == 100
+        running = asyncio.create_task(again(http))
+        held.finish()
+        whole = await running
+        assert whole.startswith(seen) and len(whole) > 1000
+        await until(lambda: not apps[0].state.kept.runs)
+        sizes = [size for (size,) in store.rows("SELECT length(data) FROM pieces ORDER BY number")]
+        assert len(sizes) > 10 and max(sizes) == 100 and sum(sizes) == len(whole)
+        assert await again(http) == whole and await again(http, 250) == whole[250:]
+        last = len(blocks(whole)) - 3
+        assert blocks(await again(http, **{"Last-Event-ID": str(last)})) == blocks(whole)[last + 1 :]
+        # what is damaged far behind is found before anything is shown
+        store.rows("UPDATE pieces SET data = x'00' WHERE number = (SELECT max(number) FROM pieces)")
+        damaged = await http.get("/v1/stream", params={"conv_id": NAMED["X-Conversation-Id"]})
+        assert damaged.status_code == 500 and damaged.json()["error"]["code"] == "answer_damaged"
+
+
+async def test_list_of_streams_with_large_requests_leaves_turns_to_others(
+    qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("k1 ann\nk2 bob\n")
+    keys.chmod(0o600)
+    held, apps, order, both_wait = Held(qwen.tokenizer, TEXT), list[Starlette](), list[str](), threading.Event()
+    held.finish()
+    show, find = kept._listed_stream, answers.streams_of
+
+    def shown(answer: KeptAnswer) -> dict[str, Any]:
+        order.append("")
+        both_wait.wait(PATIENCE_S)
+        return show(answer)
+
+    def found(db: Connection, tenant: str, most: int) -> list[str]:
+        order.append(tenant)
+        return find(db, tenant, most)
+
+    monkeypatch.setattr(kept, "_listed_stream", shown)
+    monkeypatch.setattr(answers, "streams_of", found)
+    async with (
+        keeping(held.pool, qwen.tokenizer, tmp_path / "a.db", apps, api_keys=str(keys)) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        ann, bob = ({"Authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+        for number in range(8):
+            names = {**ann, "X-Conversation-Id": str(number)}
+            await http.post("/v1/completions", json=body("/v1/completions"), headers=names)
+        first = asyncio.create_task(http.get("/v1/streams", headers=ann))
+        await until(lambda: "" in order)
+        second = asyncio.create_task(http.get("/v1/streams", headers=bob))
+        await until(lambda: apps[0].state.kept.store._coming.qsize())
+        both_wait.set()
+        assert (await second).json()["data"] == [] and len((await first).json()["data"]) == 8
+        assert order[0] == "ann" and order.index("bob") < 5
+
+
+async def test_what_has_ended_is_freed_without_the_garbage_collector(qwen: Any, tmp_path: Path) -> None:
+    held = Held(qwen.tokenizer, TEXT)
+    held.finish()
+    gc.collect()
+    gc.disable()
+    try:
+        async with (
+            keeping(held.pool, qwen.tokenizer, tmp_path / "a.db") as url,
+            httpx.AsyncClient(base_url=url) as http,
+        ):
+            for stream in (True, False):
+                for path in BODIES:
+                    asked = {**body(path), "stream": stream}
+                    asked.pop("stream_options", None)
+                    assert (await http.post(path, json=asked, headers=NAMED)).is_success
+                    assert (await http.post(path, json=asked)).is_success
+            kinds = (Run, Generation, GenerationRequest)
+            await until(lambda: not [one for one in gc.get_objects() if type(one) in kinds])
+    finally:
+        gc.enable()
+
+
+async def test_stream_with_too_many_readers_is_refused_to_a_further_one(
+    qwen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.kept.run.MOST_READERS", 2)
+    held, apps = Held(qwen.tokenizer, TEXT), list[Starlette]()
+    async with (
+        keeping(held.pool, qwen.tokenizer, tmp_path / "a.db", apps) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        await head(held, http, "/v1/completions", 2)
+        (run,) = apps[0].state.kept.runs.values()
+        await until(lambda: not run._readers)
+        readers = [asyncio.create_task(again(http)) for _ in range(2)]
+        await until(lambda: run._readers == 2)
+        third = await http.get("/v1/stream", params={"conv_id": NAMED["X-Conversation-Id"]})
+        assert third.status_code == 503 and third.json()["error"]["code"] == "too_many_readers"
+        held.finish()
+        first, second = await asyncio.gather(*readers)
+        assert first == second and first.endswith(b"data: [DONE]\n\n")

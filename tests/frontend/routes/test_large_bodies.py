@@ -1,12 +1,14 @@
 """Large bodies: what is wrong in them is looked for off the event loop, and how many values they may have."""
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from frontend import app_state
-from frontend.schema.decoding import MOST_CONTAINERS
+from frontend.schema.decoding import MOST_CONTAINERS, decode_valid
 from frontend.text.tokenizer import Tokenizer
 from frontend.turns import FairThreads
 from tests.fakes import MODEL
@@ -46,3 +48,20 @@ async def test_errors_of_large_bodies_are_found_in_threads(
     assert (large.status_code, large.json()) == (small.status_code, small.json()) and threads.runs == 1
     assert refused.status_code == 400 and "at most 262144 arrays and objects" in json.dumps(refused.json())
     threads.close()
+
+
+async def test_large_bodies_are_decoded_one_after_another_beside_the_event_loop(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def noted(body: bytes, kind: type[Any]) -> Any:
+        names.append(threading.current_thread().name)
+        return decode_valid(body, kind)
+
+    monkeypatch.setattr(app_state, "decode_valid", noted)
+    async with http_client(completing(tokenizer), tokenizer) as http:
+        asked = {"content": "a" * 100_000}
+        answers = await asyncio.gather(*(http.post("/tokenize", json=asked) for _ in range(4)))
+    assert [one.status_code for one in answers] == [200] * 4
+    assert len(names) == 4 and len(set(names)) == 1 and names[0].startswith("bodies")

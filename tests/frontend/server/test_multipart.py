@@ -1,10 +1,12 @@
 """Forms are read piece by piece, within bounds."""
 
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from frontend.errors import BadRequest, UnsupportedMediaType
+from frontend.server import multipart
 from frontend.server.multipart import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PARTS, Part, boundary_of, parts
 
 
@@ -68,3 +70,19 @@ def test_boundary_comes_from_the_content_type() -> None:
     for kind in ("multipart/form-data", "multipart/form-data; boundary=", f"multipart/form-data; boundary={'x' * 71}"):
         with pytest.raises(BadRequest, match="names no boundary"):
             boundary_of(kind)
+
+
+async def test_long_form_of_near_boundaries_is_read_in_threads_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: list[int] = []
+    elsewhere: list[int] = []
+    read_piece = multipart._Reader.read
+
+    def noted(reader: multipart._Reader, data: bytes) -> list[Part | bytes]:
+        (here if threading.current_thread() is threading.main_thread() else elsewhere).append(len(data))
+        return read_piece(reader, data)
+
+    monkeypatch.setattr(multipart._Reader, "read", noted)
+    content = b"\r\n--xyzx" * 150_000
+    assert await read(part("file", content) + b"--xyzw--", 1 << 20) == [(Part("file", ""), content)]
+    assert sum(here) <= multipart.FEW_BYTES and sum(elsewhere) > 1_000_000
+    assert max(elsewhere) <= multipart.READ_BYTES

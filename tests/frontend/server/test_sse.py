@@ -49,7 +49,7 @@ class Source:
     """Each poll returns the next piece. Then the source ends, ends with an error or raises, as `how` says."""
 
     def __init__(self, pieces: Iterator[bytes], how: str = "end") -> None:
-        self.ended = False
+        self.ended, self.detached = False, False
         self.error: Exception | None = None
         self.callbacks: list[Callable[[], None]] = []
         self._pieces = pieces
@@ -57,6 +57,9 @@ class Source:
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
+
+    def detach(self) -> None:
+        self.detached = True
 
     def poll(self) -> list[Delta]:
         piece = next(self._pieces, None)
@@ -94,7 +97,7 @@ async def answer(pieces: list[bytes], how: str, socket: Socket, pauses: list[boo
         if next(pause):
             await asyncio.sleep(0)
     await task
-    assert closed
+    assert closed and source.detached
     return b"".join(socket.out), socket.ended
 
 
