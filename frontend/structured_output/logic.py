@@ -77,7 +77,7 @@ class Logic:
         named = schema.get("type")
         inner = types
         if named is not None:
-            listed = frozenset([named] if isinstance(named, str) else named if isinstance(named, list) else ())
+            listed = _texts(named if isinstance(named, list) else [named])
             listed |= {"integer"} if "number" in listed else frozenset()
             complete = not ("integer" in listed and "number" in types - listed)
             rest = types - listed - ({"number"} if "integer" in listed else frozenset())
@@ -192,7 +192,7 @@ class Logic:
         parts: list[dict[str, Any]] = [
             each["properties"] if isinstance(each.get("properties"), dict) else {} for each in (one, other)
         ]
-        needed = [[name for name in each.get("required") or () if isinstance(name, str)] for each in (one, other)]
+        needed = [sorted(_texts(each.get("required"))) for each in (one, other)]
         shut = one.get("additionalProperties") is False or (self._reader.closing and may_close(one))
         if shut and "patternProperties" not in one and any(name not in parts[0] for name in needed[1]):
             return True
@@ -278,7 +278,7 @@ class Logic:
             return None, True
         listed = items if isinstance(items, list) else first if isinstance(first, list) else []
         count, complete = len(listed), {"anyOf", "oneOf", "if", "contains", "$dynamicRef"}.isdisjoint(schema)
-        parts = [(one, resource) for one in schema.get("allOf") or ()]
+        parts = [(one, resource) for one in schema["allOf"]] if isinstance(schema.get("allOf"), list) else []
         if isinstance(schema.get("$ref"), str):
             target = self._reader.references.find(schema["$ref"], resource)
             parts += [] if target is None else [(target[1], target[2])]
@@ -361,9 +361,12 @@ def _types(schema: dict[str, Any], values: list[Any] | None, types: frozenset[st
     listed = [named] if isinstance(named, str) else named if isinstance(named, list) else None
     if listed is None:
         return types
-    return types & (
-        frozenset(one for one in listed if isinstance(one, str)) | ({"integer"} if "number" in listed else set())
-    )
+    return types & (_texts(listed) | ({"integer"} if "number" in listed else set()))
+
+
+def _texts(value: Any) -> frozenset[str]:
+    """Returns the texts of a list; none if it is no list. Schemas are read here before they are checked."""
+    return frozenset([one for one in value if isinstance(one, str)]) if isinstance(value, list) else frozenset()
 
 
 def _other_values(values: list[Any], types: frozenset[str]) -> tuple[list["Schema"], bool]:

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -142,12 +143,9 @@ class ReadTogether(Disk):
 def test_threads_that_find_a_damaged_token_agree_on_the_next(tmp_path: Path) -> None:
     for _ in range(20):
         (tmp_path / TOKEN).write_bytes(b"cut")
-        tier, found = store_tier.Tier(tmp_path, 1 << 20, b"space", ReadTogether()), []
-        threads = [threading.Thread(target=lambda: found.append(tier.refresh())) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE_S)
+        tier = store_tier.Tier(tmp_path, 1 << 20, b"space", ReadTogether())
+        with ThreadPoolExecutor(2) as threads:
+            found = [future.result(PATIENCE_S) for future in [threads.submit(tier.refresh) for _ in range(2)]]
         assert found == [(tmp_path / TOKEN).read_bytes()] * 2
 
 
