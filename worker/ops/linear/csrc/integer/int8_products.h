@@ -294,14 +294,14 @@ INLINE void add_strip(const Gemm *g, const Strips *s, const ThreadBuffers *buffe
  * codes are unpacked, piece by piece of the panel. */
 static void multiply_int8_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel) {
     const Weight *w = g->weight;
-    CodeBytes codes = code_bytes(w);
-    CodeTable table = load_code_table(codes.table);
-    int unpacks = UNPACKS_CODES && codes.kind == SIX_BITS && s->count > 1 && w->group <= UNPACKED_CHUNK;
+    const CodeBytes *codes = int8_codes(buffers->rows);
+    CodeTable table = load_code_table(codes->table);
+    int unpacks = UNPACKS_CODES && codes->kind == SIX_BITS && s->count > 1 && w->group <= UNPACKED_CHUNK;
     long groups = group_count(w), at_once = max_long(UNPACKED_CHUNK / w->group, 1);
     for (long group = 0; unpacks && group < groups; group += at_once) {
         long end = min_long(group + at_once, groups);
         unpack_six_bits(w, panel, group, end, buffers->chunk);
         for (long i = 0; i < s->count; i++) add_strip(g, s, buffers, panel, group, end, table, i, UNPACKED);
     }
-    for (long i = 0; !unpacks && i < s->count; i++) add_strip(g, s, buffers, panel, 0, groups, table, i, codes.kind);
+    for (long i = 0; !unpacks && i < s->count; i++) add_strip(g, s, buffers, panel, 0, groups, table, i, codes->kind);
 }
