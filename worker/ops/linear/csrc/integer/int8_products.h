@@ -139,22 +139,24 @@ INLINE Share share_of_piece(const Weight *w, long index, long count) {
 }
 
 /* Adds the products of groups [group, end) for `rows` rows of a strip of `stride` rows and for `registers` registers of
- * columns, from `column` on: to out [rows][32], from zero if `group` is 0. unpacked: the codes of these groups if `kind`
- * is UNPACKED; inputs: piece_inputs. Callers pass a constant `one_piece`: whether a group has one piece, whose sums then
- * need no registers beside the totals; and then a constant `inputs`, so that no address needs a division. */
-INLINE void multiply_int8_groups(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,
+ * columns, from `column` on: to out [rows][32], from zero if `group` is 0. head: the first of these groups; unpacked:
+ * their codes if `kind` is UNPACKED; inputs: piece_inputs. Callers pass a constant `one_piece`: whether a group has one
+ * piece, whose sums then need no registers beside the totals; and then a constant `inputs`, so that no address needs a
+ * division. */
+INLINE void multiply_int8_groups(const Weight *w, const char *head, long group, long end, Int8Rows x, CodeTable table,
                                  int column, float *out, Share ahead, const char *unpacked, int kind,
                                  const long inputs, const int one_piece, const int rows, const int stride,
                                  const int registers) {
     const long in_group = one_piece ? 1 : w->group / inputs;
-    const long bytes = inputs / CODE_BLOCK * code_block_bytes(w);
+    const int bits = kind == NIBBLES || kind == TABLE_BYTES ? 4 : kind == WHOLE_BYTES ? 8 : 6;
+    const long head_bytes = group_head_bytes(w), bytes = inputs * PANEL * bits / 8;
     vf total[MAX_STRIP_ROWS][PANEL_REGISTERS];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < registers; j++)
             total[r][j] = group ? load_f32(out + r * PANEL + column + j * SIMD_WIDTH) : broadcast(0);
-    for (; group < end; group++) {
-        const char *head = group_at(w, panel, group), *block = head + group_head_bytes(w);
-        long piece = group * in_group, last = min_long(piece + in_group, int8_pieces(w));
+    for (; group < end; group++, head += head_bytes + in_group * bytes) {
+        const char *block = head + head_bytes;
+        long piece = group * in_group, last = one_piece ? piece + 1 : min_long(piece + in_group, int8_pieces(w));
         vf of_group[MAX_STRIP_ROWS][PANEL_REGISTERS];
         for (int r = 0; r < rows; r++)
             for (int j = 0; j < registers; j++) of_group[r][j] = broadcast(0);
@@ -201,16 +203,17 @@ INLINE void multiply_int8_strip(const Weight *w, long panel, long group, long la
     const int registers = int8_registers(rows), first = integer_rows_at_once(rows);
     const int by_columns = PANEL_REGISTERS / registers, passes = by_columns * (first < rows ? 2 : 1);
     const Int8Rows rest = {x.words + first, x.starts + first, x.scales + first, x.sums + first};
-    const long at_once = passes == 1 ? last - group : max_long(INT8_CHUNK / w->group, 1);
+    const long at_once = passes == 1 ? last - group : max_long(INT8_CHUNK / w->group, 1), group_size = group_bytes(w);
+    const char *head = group_at(w, panel, group);
     Share shares[2 * PANEL_REGISTERS];
     for (int i = 0; i < passes; i++) shares[i] = share_of_piece(w, strip * passes + i, strips * passes);
-    for (; group < last; group += at_once, unpacked += at_once * w->group * PANEL) {
+    for (; group < last; group += at_once, head += at_once * group_size, unpacked += at_once * w->group * PANEL) {
         long end = min_long(group + at_once, last);
         for (int j = 0; j < by_columns; j++)
-            multiply_int8_groups(w, panel, group, end, x, table, j * registers * SIMD_WIDTH, out, shares[j], unpacked,
+            multiply_int8_groups(w, head, group, end, x, table, j * registers * SIMD_WIDTH, out, shares[j], unpacked,
                                  kind, inputs, one_piece, first, rows, registers);
         for (int j = 0; first < rows && j < by_columns; j++)
-            multiply_int8_groups(w, panel, group, end, rest, table, j * registers * SIMD_WIDTH, out + first * PANEL,
+            multiply_int8_groups(w, head, group, end, rest, table, j * registers * SIMD_WIDTH, out + first * PANEL,
                                  shares[by_columns + j], unpacked, kind, inputs, one_piece, rows - first, rows,
                                  registers);
     }
@@ -236,7 +239,7 @@ INLINE long unknown(long number) { /* keeps gcc from knowing a constant */
 #define INT8_KERNEL(name, kind, rows)                                                                              \
     static void name##_##rows(const Weight *w, long panel, long group, long end, Int8Rows x, CodeTable table,      \
                               const char *unpacked, float *out, long strip, long strips) {                         \
-        const int few = (rows) <= 6;                                                                               \
+        const int few = (rows) <= (KNOWN_32 ? 8 : 6);                                                              \
         if (few && KNOWN_32 && w->group == 32)                                                                     \
             INT8_CALL(kind, 32, 1, rows);                                                                          \
         else if (few && w->group == 16)                                                                            \
@@ -294,14 +297,14 @@ INLINE void add_strip(const Gemm *g, const Strips *s, const ThreadBuffers *buffe
  * codes are unpacked, piece by piece of the panel. */
 static void multiply_int8_panel(const Gemm *g, const Strips *s, const ThreadBuffers *buffers, long panel) {
     const Weight *w = g->weight;
-    CodeBytes codes = code_bytes(w);
-    CodeTable table = load_code_table(codes.table);
-    int unpacks = UNPACKS_CODES && codes.kind == SIX_BITS && s->count > 1 && w->group <= UNPACKED_CHUNK;
+    const CodeBytes *codes = int8_codes(buffers->rows);
+    CodeTable table = load_code_table(codes->table);
+    int unpacks = UNPACKS_CODES && codes->kind == SIX_BITS && s->count > 1 && w->group <= UNPACKED_CHUNK;
     long groups = group_count(w), at_once = max_long(UNPACKED_CHUNK / w->group, 1);
     for (long group = 0; unpacks && group < groups; group += at_once) {
         long end = min_long(group + at_once, groups);
         unpack_six_bits(w, panel, group, end, buffers->chunk);
         for (long i = 0; i < s->count; i++) add_strip(g, s, buffers, panel, group, end, table, i, UNPACKED);
     }
-    for (long i = 0; !unpacks && i < s->count; i++) add_strip(g, s, buffers, panel, 0, groups, table, i, codes.kind);
+    for (long i = 0; !unpacks && i < s->count; i++) add_strip(g, s, buffers, panel, 0, groups, table, i, codes->kind);
 }

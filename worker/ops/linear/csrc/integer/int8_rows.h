@@ -50,11 +50,16 @@ INLINE long int8_row_words(const Weight *w) {
     return int8_blocks(w) * (INT8_BLOCK / 4 + 1) + int8_pieces(w) + (w->has_minimum ? group_count(w) : 0);
 }
 
-static size_t int8_rows_bytes(const Gemm *g, long rows) { return rows * int8_row_words(g->weight) * sizeof(int32_t); }
+/* The buffer of a block of rows: CodeBytes, which all panels use, then the strips. */
+static size_t int8_rows_bytes(const Gemm *g, long rows) {
+    return sizeof(CodeBytes) + rows * int8_row_words(g->weight) * sizeof(int32_t);
+}
+
+INLINE CodeBytes *int8_codes(char *buffer) { return (CodeBytes *)buffer; }
 
 /* Returns the arrays of the strip of `rows` rows that begins at `row`. buffer: int8_rows_bytes */
 INLINE Int8Rows int8_strip(const Weight *w, char *buffer, long row, long rows) {
-    Int8Rows x = {.words = (int32_t *)buffer + row * int8_row_words(w)};
+    Int8Rows x = {.words = (int32_t *)(buffer + sizeof(CodeBytes)) + row * int8_row_words(w)};
     x.starts = x.words + int8_blocks(w) * (INT8_BLOCK / 4) * rows;
     x.scales = (float *)(x.starts + int8_pieces(w) * rows);
     x.sums = x.scales + int8_blocks(w) * rows;
@@ -84,23 +89,40 @@ static CodeBytes code_bytes(const Weight *w) {
     return to;
 }
 
-INLINE __m256i abs_bits(const float *x) {
-    return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)x), _mm256_set1_epi32(0x7fffffff));
+/* Returns eight inputs. */
+INLINE __m256 eight_inputs(const char *x, int x_bf16) {
+    if (!x_bf16) return _mm256_loadu_ps((const float *)x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)), 16));
 }
 
+/* Loads a block of a row x [K], from input k on: inputs [4], with zeros beyond K. They stay in registers. */
+INLINE void load_block(const Gemm *g, const char *x, long k, __m256 *inputs) {
+    const long size = g->x_bf16 ? 2 : 4;
+    char end[INT8_BLOCK * 4];
+    const char *from = x + k * size;
+    if (k + INT8_BLOCK > g->k) {
+        memset(end, 0, sizeof end);
+        from = memcpy(end, from, (g->k - k) * size);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < INT8_BLOCK / 8; i++) inputs[i] = eight_inputs(from + i * 8 * size, g->x_bf16);
+}
+
+INLINE __m256i abs_bits(__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff)); }
+
 /* Returns the bits of the largest magnitude of a block. Those of an infinity or a NaN are larger than all others. */
-INLINE uint32_t largest_bits(const float *x) {
-    __m256i largest = _mm256_max_epi32(_mm256_max_epi32(abs_bits(x), abs_bits(x + 8)),
-                                       _mm256_max_epi32(abs_bits(x + 16), abs_bits(x + 24)));
+INLINE uint32_t largest_bits(const __m256 *x) {
+    __m256i largest = _mm256_max_epi32(_mm256_max_epi32(abs_bits(x[0]), abs_bits(x[1])),
+                                       _mm256_max_epi32(abs_bits(x[2]), abs_bits(x[3])));
     __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
     four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
 /* Returns 16 numbers times `factor` as bytes, in order. */
-INLINE __m128i rounded_bytes(const float *x, __m256 factor) {
-    __m256i left = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
-    __m256i right = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), factor));
+INLINE __m128i rounded_bytes(__m256 first, __m256 second, __m256 factor) {
+    __m256i left = _mm256_cvtps_epi32(_mm256_mul_ps(first, factor));
+    __m256i right = _mm256_cvtps_epi32(_mm256_mul_ps(second, factor));
     __m256i mixed = _mm256_permute4x64_epi64(_mm256_packs_epi32(left, right), 0xd8);
     return _mm_packs_epi16(_mm256_castsi256_si128(mixed), _mm256_extracti128_si256(mixed, 1));
 }
@@ -112,8 +134,8 @@ INLINE int32_t sum_of_bytes(__m128i bytes) {
     return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
 }
 
-/* Rounds a block of inputs. Returns the value of integer 1. bytes: [2]; sums: the sum of each half */
-INLINE float round_block(const float *x, __m128i *bytes, int32_t *sums) {
+/* Rounds a block of inputs. Returns the value of integer 1. x: [4]; bytes: [2]; sums: the sum of each half */
+INLINE float round_block(const __m256 *x, __m128i *bytes, int32_t *sums) {
     const uint32_t infinity = 0x7f800000;
     uint32_t bits = largest_bits(x);
     float largest;
@@ -124,7 +146,7 @@ INLINE float round_block(const float *x, __m128i *bytes, int32_t *sums) {
         return bits >= infinity ? __builtin_nanf("") : 0;
     }
     for (int half = 0; half < 2; half++) {
-        bytes[half] = rounded_bytes(x + half * 16, _mm256_set1_ps(127 / largest));
+        bytes[half] = rounded_bytes(x[2 * half], x[2 * half + 1], _mm256_set1_ps(127 / largest));
         sums[half] = sum_of_bytes(bytes[half]);
     }
     return largest / 127;
@@ -144,11 +166,10 @@ NOINLINE void round_row(const Gemm *g, const char *x, const CodeBytes *codes, lo
     long in_block = INT8_BLOCK / piece_inputs(w), pieces = int8_pieces(w);
     float group_sum = 0;
     for (long b = 0; b < int8_blocks(w); b++, to.words += INT8_BLOCK / 4 * rows) {
-        float inputs[INT8_BLOCK];
+        __m256 inputs[INT8_BLOCK / 8];
         __m128i bytes[2];
         int32_t sums[2];
-        for (long i = 0, k = b * INT8_BLOCK; i < INT8_BLOCK; i += SIMD_WIDTH)
-            store_f32(inputs + i, k + i >= w->k ? broadcast(0) : g->x_bf16 ? load(x, k + i, w->k, 1) : load(x, k + i, w->k, 0));
+        load_block(g, x, b * INT8_BLOCK, inputs);
         float scale = round_block(inputs, bytes, sums) * w->factor;
         to.scales[b * rows] = scale * codes->unit;
         for (int half = 0; half < 2; half++)
@@ -168,11 +189,12 @@ NOINLINE void round_row(const Gemm *g, const char *x, const CodeBytes *codes, lo
 
 /* Rounds a block of rows x [rows, K], strip by strip. */
 static void round_rows(const Gemm *g, const char *x, const Strips *s, char *buffer) {
-    CodeBytes codes = code_bytes(g->weight);
+    CodeBytes *codes = int8_codes(buffer);
+    *codes = code_bytes(g->weight);
     for (long i = 0; i < s->count; i++) {
         long rows = s->strip[i].rows;
         Int8Rows to = int8_strip(g->weight, buffer, s->strip[i].row, rows);
         for (long r = 0; r < rows; r++, x += row_bytes(g))
-            round_row(g, x, &codes, rows, (Int8Rows){to.words + r, to.starts + r, to.scales + r, to.sums + r});
+            round_row(g, x, codes, rows, (Int8Rows){to.words + r, to.starts + r, to.scales + r, to.sums + r});
     }
 }
