@@ -105,7 +105,8 @@ class GenerateRequest(RequestModel):
     )  # fmt: skip
     REFUSED: ClassVar[Names] = (
         "input_embeds", "image_data", "audio_data", "video_data", "token_ids_logprob", "session_params",
-        "lora_path", "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+        "lora_path", "lora_id", "positional_embed_overrides", "custom_logit_processor",
+        "bootstrap_host", "bootstrap_port", "bootstrap_room",
         "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "extra_key", "images_config",
         "max_thinking_tokens",
     )  # fmt: skip

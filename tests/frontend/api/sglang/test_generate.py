@@ -116,6 +116,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"regex": "a", "ebnf": "start: A"}}, "ebnf"),
     ({"sampling_params": [{}, {}]}, "sampling_params"),
     ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
+    ({"lora_id": "a"}, "lora_id"), ({"positional_embed_overrides": [1]}, "positional_embed_overrides"),
     ({"return_logprob": True, "logprob_start_len": 0, "stream": True}, "logprob_start_len"),
     ({"image_data": "a.png"}, "image_data"), ({"return_hidden_states": True}, "return_hidden_states"),
     ({"token_ids_logprob": [5]}, "token_ids_logprob"), ({"model": "other"}, "model"),
