@@ -512,7 +512,7 @@ async def input_items(app: AppState, request: Request) -> Response:
     kept = store_of(app)
     answer = await kept.find(request.path_params["id"], tenant_of(request))
     items = [
-        {"id": f"{conversations.prefix(item)}_{answer.recipe.nonce}{place:08x}"} | item
+        {"id": f"{conversations.prefix(item)}_{answer.recipe.nonce}{place:08x}"} | conversations.shown(item)
         for place, item in enumerate(as_items(msgspec.json.decode(answer.body)["input"]))
     ]
     return json_response(conversations.page(items, request.query_params))
