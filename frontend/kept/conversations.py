@@ -59,6 +59,21 @@ def prefix(item: Mapping[str, Any]) -> str:
     return PREFIXES.get(item.get("type", "message"), "item")
 
 
+def shown(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an item as it is read by clients, in which the content of a message is always an array of parts.
+
+    It is stored as it was sent, because a chat template may tell a text from an array of one part.
+    """
+    if item.get("type", "message") != "message":
+        return {**item}
+    content = item.get("content")
+    if isinstance(content, str):
+        answer = item.get("role") == "assistant"
+        part = {"type": "output_text", "annotations": []} if answer else {"type": "input_text"}
+        content = [part | {"text": content}]
+    return {"type": "message", **item, "content": content}
+
+
 def create(db: Connection, id: str, tenant: str, metadata: Any, items: Sequence[Any]) -> None:
     now = time.time()
     db.execute(
@@ -87,7 +102,7 @@ def delete(db: Connection, id: str) -> None:
 
 
 def add(db: Connection, id: str, items: Sequence[Any], nonce: str) -> list[Any]:
-    """Adds items at the end, if the conversation still exists, and returns them with their ids.
+    """Adds items at the end, if the conversation still exists, and returns them with their ids, as they are shown.
 
     nonce: makes the ids of items that have none
     """
@@ -98,7 +113,7 @@ def add(db: Connection, id: str, items: Sequence[Any], nonce: str) -> list[Any]:
     for at, item in enumerate(items, count):
         named = {"type": "message", **item, "id": item.get("id") or f"{prefix(item)}_{nonce}{at:08x}"}
         db.execute("INSERT INTO items VALUES (?, ?, ?, ?)", (id, at, named["id"], packed(msgspec.json.encode(named))))
-        added.append(named)
+        added.append(shown(named))
     return added
 
 
@@ -148,14 +163,14 @@ def listed(db: Connection, id: str, query: PageQuery) -> tuple[list[Any], bool] 
         size += len(item)
         if len(found) == query.limit or (found and size > PAGE_BYTES):
             return found, True
-        found.append(msgspec.json.decode(item))
+        found.append(shown(msgspec.json.decode(item)))
     return found, False
 
 
 def item(db: Connection, id: str, name: str) -> Any:
     """Returns an item by its id, the oldest of several with this id; None if there is none."""
     found = db.execute("SELECT item FROM items WHERE conversation = ? AND id = ? ORDER BY at", (id, name)).fetchone()
-    return found and msgspec.json.decode(unpacked(found[0]))
+    return found and shown(msgspec.json.decode(unpacked(found[0])))
 
 
 def delete_item(db: Connection, id: str, name: str) -> bool:

@@ -545,7 +545,7 @@ async def input_items(app: AppState, request: Request) -> Response:
 
 def _page_of_items(answer: KeptAnswer, query: Mapping[str, str]) -> dict[str, Any]:
     items = [
-        {"id": f"{conversations.prefix(item)}_{answer.recipe.nonce}{place:08x}"} | item
+        {"id": f"{conversations.prefix(item)}_{answer.recipe.nonce}{place:08x}"} | conversations.shown(item)
         for place, item in enumerate(as_items(msgspec.json.decode(answer.body)["input"]))
     ]
     return conversations.page(items, query)

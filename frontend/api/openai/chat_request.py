@@ -346,8 +346,8 @@ class ChatRequest(TokenDetailFields):
         "echo": (False,),
         "best_of": (1,),
     }
-    # `max_output_tokens`: the name of a limit on responses
-    REFUSED: ClassVar[Names] = ("audio", "moderation", "web_search_options", "max_output_tokens")
+    # `max_output_tokens`: the name of a limit on responses; `input_ids`: what SGLang computes in place of the messages
+    REFUSED: ClassVar[Names] = ("audio", "moderation", "web_search_options", "max_output_tokens", "input_ids")
 
     messages: Messages
     model: ModelName = None

@@ -156,6 +156,8 @@ SECOND = ("text_2", "documents", "items", "data_2")
 
 
 class ScoreRequest(RelevanceFields):
+    REFUSED: ClassVar[Names] = ("label_token_ids",)  # by which SGLang's requests ask for probabilities of tokens
+
     text_1: Annotated[Text | Texts | None, doc("A text, such as a query; or one for each of `text_2`")] = None
     text_2: Annotated[Text | Texts | None, doc("A text, such as a document, or several")] = None
     queries: Annotated[Text | Texts | None, doc("Another name of `text_1`")] = None

@@ -10,7 +10,7 @@ from frontend.api.openai.chunk_writer import LEAST, error
 from frontend.api.openai.completions import MOST_TOKENS, tokenized
 from frontend.api.request_builder import ParsedRequest, check_repeated, prepare
 from frontend.api.sglang import types
-from frontend.api.sglang.types import GenerateRequest, SamplingParams
+from frontend.api.sglang.types import GenerateRequest
 from frontend.errors import SluiceError, Unprocessable, api_status
 from frontend.model_context import ModelContext, check_model
 from frontend.request import Delta, Finish, GenerationRequest, TokenLogprob, Usage
@@ -42,10 +42,10 @@ class _Answer(Answer):
     @property
     def entries(self) -> int:
         """How many log-probabilities the whole answer reports."""
-        if not self._asked.return_logprob:
+        if not self._asked.scored:
             return 0
-        prompt = len(self.context.request.prompts[self.prompt]) if self._asked.scores_prompt else 0
-        return (len(self._scores) + prompt) * (1 + max(0, self._asked.top_logprobs_num or 0))
+        prompt = len(self.context.request.prompts[self.prompt]) if self._asked.scored_from is not None else 0
+        return (len(self._scores) + prompt) * (1 + self._asked.top)
 
     def news(self, numbered: bool) -> Iterator[types.SglangAnswer]:
         """Yields the answer so far if it has grown enough since the last event, or has ended."""
@@ -64,8 +64,8 @@ class _Answer(Answer):
 
     def _meta(self, last: Delta) -> types.SglangMeta:
         usage = last.usage or Usage(len(self.context.request.prompts[self.prompt]), len(self.ids))
-        timings, scores = last.timings if last.finish else None, self._asked.return_logprob
-        tops = scores and bool(self._asked.top_logprobs_num)
+        timings, scores = last.timings if last.finish else None, self._asked.scored
+        tops = scores and self._asked.top > 0
         prompt = self._scored_prompt(last) if scores else []
         return types.SglangMeta(
             id=self._id(), finish_reason=self._finish(last, usage), prompt_tokens=usage.prompt_tokens,
@@ -98,9 +98,9 @@ class _Answer(Answer):
         return types.SglangFinish(type="stop", matched=UNSET if last.matched_stop is None else last.matched_stop)
 
     def _scored_prompt(self, last: Delta) -> Iterable[TokenLogprob]:
-        if not self._asked.scores_prompt:
+        if (start := self._asked.scored_from) is None:
             return ()
-        return (last.extras.prompt_logprobs or [])[self._asked.logprob_start_len or 0 :]
+        return (last.extras.prompt_logprobs or [])[start:]
 
     def _top(self, token: TokenLogprob) -> list[types.Scored]:
         return [self._scored(id, logprob) for id, logprob in token.top]
@@ -169,38 +169,24 @@ status = api_status
 async def parse(request: GenerateRequest, context: ModelContext) -> GenerationRequest:
     """Makes a GenerationRequest. Raises BadRequest or Unprocessable, which name the field."""
     check_model(request.model, context)
-    if request.scores_prompt and request.stream:
+    if request.scored_from is not None and request.stream:
         raise Unprocessable(
             "`logprob_start_len` cannot go with `stream`", param="logprob_start_len", code="conflicting_fields"
         )
-    params = _params(request)
+    params = request.params
     most = params.max_new_tokens
     if most is None and context.most_new is None:  # the name of a model may have a limit of its own
         most = MOST_TOKENS
-    if request.stream and request.return_logprob:
+    if request.stream and request.scored:
         places = context.most_new or 0 if most is None else most
-        check_repeated(max(0, request.top_logprobs_num or 0), places, "max_new_tokens")
+        check_repeated(request.top, places, "max_new_tokens")
     reading = ParsedRequest(
-        fields := request.fields(params), request.param, most, "sampling_params.max_new_tokens", n=params.n,
-        logprobs=(request.top_logprobs_num or 0) if request.return_logprob else None,
+        fields := request.fields, request.param, most, "sampling_params.max_new_tokens", n=params.n,
+        logprobs=request.top if request.scored else None,
         form=structured_output_fields.openai(fields, None, ""), format_data=request,
     )  # fmt: skip
     prompts = await tokenized(request.prompts, context, add_special_tokens=True, param=request.param)
     return await prepare(reading, prompts, context)
-
-
-def _params(request: GenerateRequest) -> SamplingParams:
-    """Returns the parameters of all prompts. Raises Unprocessable if they differ."""
-    given = request.sampling_params
-    if not isinstance(given, list):
-        return given or SamplingParams()
-    if len(given) != len(request.prompts):
-        problem = f"must have {len(request.prompts)} entries, one for each prompt"
-    elif any(one != given[0] for one in given):
-        problem = "must be equal for all prompts of a request"
-    else:
-        return given[0]
-    raise Unprocessable(f"`sampling_params` {problem}", param="sampling_params", code="out_of_range")
 
 
 def stream_writer(context: ResponseContext) -> EventWriter:

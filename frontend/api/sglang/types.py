@@ -2,7 +2,7 @@
 responses.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -41,8 +41,11 @@ SAME = (  # the sampling parameters that have the same names on OpenAI's routes
     "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "stop",
     "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias", "json_schema", "regex", "ebnf",
 )  # fmt: skip
+T = TypeVar("T")
 _Token = Annotated[int, EXACT]
 _Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Start = Annotated[int, Meta(ge=-1, le=MOST)]
+_FOR_EACH = Meta(min_length=1, max_length=MAX_PROMPTS)
 _ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _several: dict[str, Any] = {"type": "array", "items": _ids, "minItems": 1, "maxItems": MAX_PROMPTS}
 
@@ -105,7 +108,8 @@ class GenerateRequest(RequestModel):
     )  # fmt: skip
     REFUSED: ClassVar[Names] = (
         "input_embeds", "image_data", "audio_data", "video_data", "token_ids_logprob", "session_params",
-        "lora_path", "custom_logit_processor", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+        "lora_path", "lora_id", "positional_embed_overrides", "custom_logit_processor",
+        "bootstrap_host", "bootstrap_port", "bootstrap_room",
         "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank", "extra_key", "images_config",
         "max_thinking_tokens",
     )  # fmt: skip
@@ -122,13 +126,16 @@ class GenerateRequest(RequestModel):
         doc("How tokens are drawn; an array must have equal entries, one for each prompt"),
     ] = None
     stream: Annotated[bool, doc("Answer in server-sent events, each of which has all of the answer so far")] = False
-    return_logprob: Annotated[bool, doc("Report the log-probabilities of the answer's tokens")] = False
+    return_logprob: Annotated[
+        bool | Annotated[list[bool], _FOR_EACH],
+        doc("Report the log-probabilities of the answer's tokens"),
+    ] = False
     logprob_start_len: Annotated[
-        Annotated[int, Meta(ge=-1, le=MOST)] | None,
+        _Start | Annotated[list[_Start], _FOR_EACH] | None,
         doc("Also tell log-probabilities of the prompt's tokens from this one on; -1: none; not in streams"),
     ] = None
     top_logprobs_num: Annotated[
-        LogprobCount | None,
+        LogprobCount | Annotated[list[LogprobCount], _FOR_EACH] | None,
         doc("Report log-probabilities of this many likeliest tokens in each place, up to `--max-logprobs`"),
     ] = None
     return_text_in_logprobs: Annotated[bool, doc("Log-probabilities have the tokens' texts")] = False
@@ -147,6 +154,17 @@ class GenerateRequest(RequestModel):
             raise FieldError("input_ids", "cannot go with `text`", code="conflicting_fields")
         if self.input_ids is not None:
             self._check_ids(self.input_ids)
+        for name in ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"):
+            self._check_equal(name, getattr(self, name))
+
+    def _check_equal(self, name: str, given: Any) -> None:
+        """Raises FieldError for an array of a field that all prompts of a request have in common."""
+        if not isinstance(given, list):
+            return
+        if len(given) != len(self.prompts):
+            raise FieldError(name, f"must have {len(self.prompts)} entries, one for each prompt")
+        if any(one != given[0] for one in given):
+            raise FieldError(name, "must be equal for all prompts of a request")
 
     def _check_ids(self, ids: list[Any]) -> None:
         if not ids or [] in ids:
@@ -172,18 +190,41 @@ class GenerateRequest(RequestModel):
         return given if self.several else [given]
 
     @property
-    def scores_prompt(self) -> bool:
-        return self.return_logprob and self.logprob_start_len not in (None, -1)
+    def params(self) -> SamplingParams:
+        return _first(self.sampling_params) or SamplingParams()
 
-    def fields(self, params: SamplingParams) -> TokenDetailFields:
-        """Returns the fields of the request under OpenAI's names."""
+    @property
+    def scored(self) -> bool:
+        """Whether the log-probabilities of the answer's tokens are reported."""
+        return _first(self.return_logprob) or False
+
+    @property
+    def scored_from(self) -> int | None:
+        """The first token of the prompt that is scored, if any is."""
+        start = _first(self.logprob_start_len)
+        return start if self.scored and start != -1 else None
+
+    @property
+    def top(self) -> int:
+        """How many of the likeliest tokens are reported in each place."""
+        return max(0, _first(self.top_logprobs_num) or 0)
+
+    @property
+    def fields(self) -> TokenDetailFields:
+        """The fields of the request under OpenAI's names."""
+        params = self.params
         tag = params.structural_tag
         return TokenDetailFields(
             **{name: getattr(params, name) for name in SAME}, seed=params.sampling_seed,
             min_tokens=params.min_new_tokens, stream=self.stream, cache_salt=self.cache_salt, priority=self.priority,
-            deadline_ms=self.deadline_ms, prompt_logprobs=(self.top_logprobs_num or 0) if self.scores_prompt else None,
+            deadline_ms=self.deadline_ms, prompt_logprobs=None if self.scored_from is None else self.top,
             structured_outputs=None if tag is None else StructuredOutputs(structural_tag=tag),
         )  # fmt: skip
+
+
+def _first(given: T | list[T] | None) -> T | None:
+    """Returns what holds for all prompts: a value or the first of equal ones, if any is given."""
+    return given[0] if isinstance(given, list) else given
 
 
 # The types of the responses of SGLang's routes.

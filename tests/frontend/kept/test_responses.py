@@ -110,6 +110,26 @@ async def test_conversation_gets_input_and_output(qwen: Model, store: KeptStore)
     assert qwen.pool.submitted[1].prompt == qwen.pool.submitted[2].prompt
 
 
+async def test_contents_of_items_are_read_as_parts(qwen: Model, store: KeptStore) -> None:
+    """The SDK's types have no texts there, and its users read `content[0].text`."""
+    qwen.says = ["One"]
+    roles = {"system": "A", "user": "B", "assistant": "C"}
+    sent: Any = [{"role": role, "content": text} for role, text in roles.items()]
+    parts = [("input_text", "A"), ("input_text", "B"), ("output_text", "C")]
+
+    def read(items: Any) -> list[tuple[str, str]]:
+        return [(part.type, part.text) for item in items for part in item.content]
+
+    async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:
+        made = await sdk.conversations.create(items=sent)
+        added: Any = await sdk.conversations.items.create(made.id, items=sent)
+        alone: Any = await sdk.conversations.items.retrieve(added.data[2].id, conversation_id=made.id)
+        assert (read(added.data), read([alone])) == (parts, parts[2:])
+        assert read((await sdk.conversations.items.list(made.id, order="asc")).data) == parts * 2
+        first = await sdk.responses.create(input=sent, **ASKED)
+        assert read((await sdk.responses.input_items.list(first.id, order="asc")).data) == parts
+
+
 async def test_tokens_before_a_request_are_counted_with_it(qwen: Model, store: KeptStore) -> None:
     qwen.says = ["One"]
     async with keeping(qwen.pool, qwen.tokenizer, store) as url, openai_sdk(url) as sdk:

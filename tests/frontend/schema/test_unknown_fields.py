@@ -45,10 +45,13 @@ async def test_request_without_unknown_fields_has_no_header(tokenizer: Tokenizer
     assert answer.status_code == 200 and "x-sluice-ignored-fields" not in answer.headers
 
 
-async def test_known_field_that_is_not_supported_is_refused_beside_ignored_ones(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(("field", "value"), [("web_search_options", {}), ("input_ids", [1, 2])])
+async def test_known_field_that_is_not_supported_is_refused_beside_ignored_ones(
+    tokenizer: Tokenizer, field: str, value: Any
+) -> None:
     async with http_client(FakePool(), tokenizer) as http:
-        answer = await http.post(CHAT, json=BODIES[CHAT] | {"web_search_options": {}})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "web_search_options")
+        answer = await http.post(CHAT, json=BODIES[CHAT] | {field: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
 async def test_completions_refuse_unknown_fields_by_default_and_all_routes_on_demand(tokenizer: Tokenizer) -> None:

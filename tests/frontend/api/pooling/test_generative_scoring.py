@@ -80,3 +80,13 @@ async def test_bad_field_is_refused_by_name(qwen: Model, change: dict[str, Any],
     answer = await post(qwen, BODY | change)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert not qwen.pool.submitted
+
+
+@pytest.mark.parametrize("side", ["query", "queries"])
+async def test_scores_of_texts_refuse_sglangs_labels_by_name(qwen: Model, side: str) -> None:
+    body = {side: "A dog", "items": [" barks"], "label_token_ids": [7], "apply_softmax": True, "item_first": False}
+    async with http_client(qwen.pool, qwen.tokenizer) as http:
+        answer = await http.post("/v1/score", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "label_token_ids", "unsupported_field")
+    assert "/generative_scoring" in error["message"] and not qwen.pool.submitted

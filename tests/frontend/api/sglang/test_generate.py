@@ -78,6 +78,20 @@ async def test_several_prompts_and_answers_have_an_array(tokenizer: Tokenizer) -
     assert [one.prompt for one in pool.submitted[-2:]] == [[39, 72], [5]], "ids stay as they are"
 
 
+async def test_details_may_be_an_array_of_equal_entries(tokenizer: Tokenizer) -> None:
+    asked: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}
+    pool = completing(tokenizer)
+    alone = (await ask(tokenizer, pool, text=["Hi", "Ho"], **asked)).json()
+    arrays = {name: [value] * 2 for name, value in asked.items()}
+    again = (await ask(tokenizer, pool, text=["Hi", "Ho"], **arrays)).json()
+    details = [[one["meta_info"]["output_top_logprobs"] for one in answers] for answers in (alone, again)]
+    assert details[0] == details[1]
+    sent = [one.stream.submit.sampling for one in pool.submitted]
+    assert [(one.logprobs, one.prompt_logprobs, one.prompt_top) for one in sent] == [(2, True, 2)] * 4
+    one = (await ask(tokenizer, pool, return_logprob=[True])).json()
+    assert "output_token_logprobs" in one["meta_info"] and "output_top_logprobs" not in one["meta_info"]
+
+
 async def test_each_event_of_a_stream_has_all_so_far(tokenizer: Tokenizer) -> None:
     told = events(await ask(tokenizer, completing(tokenizer), stream=True))
     texts = [one["text"] for one in told]
@@ -116,6 +130,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"regex": "a", "ebnf": "start: A"}}, "ebnf"),
     ({"sampling_params": [{}, {}]}, "sampling_params"),
     ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
+    ({"text": ["a", "b"], "return_logprob": [True, False]}, "return_logprob"),
+    ({"text": ["a", "b"], "logprob_start_len": [0]}, "logprob_start_len"),
+    ({"text": ["a", "b"], "top_logprobs_num": [1, 2]}, "top_logprobs_num"),
+    ({"top_logprobs_num": []}, "top_logprobs_num"),
+    ({"return_logprob": [True], "logprob_start_len": [0], "stream": True}, "logprob_start_len"),
+    ({"lora_id": "a"}, "lora_id"), ({"positional_embed_overrides": [1]}, "positional_embed_overrides"),
     ({"return_logprob": True, "logprob_start_len": 0, "stream": True}, "logprob_start_len"),
     ({"image_data": "a.png"}, "image_data"), ({"return_hidden_states": True}, "return_hidden_states"),
     ({"token_ids_logprob": [5]}, "token_ids_logprob"), ({"model": "other"}, "model"),
