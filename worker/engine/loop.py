@@ -23,6 +23,7 @@ from collections.abc import Callable
 import torch
 
 from shared import messages as m
+from shared.machine import return_memory
 from worker.engine.metrics import Metrics, Stats
 from worker.engine.requests import RequestTable
 from worker.engine.transport import WireServer
@@ -32,6 +33,7 @@ from worker.scheduler.sequence import Chunk, Plan, Sequence, SequenceUpdate
 
 log = logging.getLogger("sluice.loop")
 MAX_IDLE_WAIT_S = 0.05
+TRIM_AFTER_S = 5.0  # after so long without a step, freed memory goes back to the system
 MAX_ITL_SAMPLES = 8  # inter-token latencies recorded per step
 
 
@@ -45,6 +47,7 @@ class Loop:
         self._server, self._stats, self._metrics = server, stats, metrics
         self._clock, self._canary_s = clock, canary_s
         self._last_computed = clock()
+        self._trimmed = True  # whether nothing was computed since memory went back to the system
         # called in each iteration for work between steps, such as encoding images; returns whether it did any
         self.between_steps: Callable[[Plan], bool] | None = None
         self._in_flight: deque[AnyStep] = deque()  # between iterations, at most as many as AnyStep.steps_behind allows
@@ -96,6 +99,10 @@ class Loop:
         else:
             self._request_table.crash_journal.record_idle()
         self._stats.speed.idle()
+        if not self._trimmed and now - self._last_computed >= TRIM_AFTER_S:
+            # logits of many rows and large grammars leave hundreds of MiB in glibc's arenas
+            self._trimmed = True
+            return_memory()
         if self._canary_s and now - self._last_computed >= self._canary_s:
             self._check_device()
 
@@ -110,7 +117,7 @@ class Loop:
         else:
             self._launch(Plan(chunks))
             self._drain(leave=self._in_flight[-1].steps_behind if self._in_flight else 0)
-        self._last_computed = self._clock()
+        self._last_computed, self._trimmed = self._clock(), False
 
     def _launch(self, plan: Plan) -> None:
         """Launches a step after those in flight, or recovers when the launch fails."""

@@ -5,6 +5,7 @@ import pytest
 from shared import messages as m
 from tests.wire.harness import expected
 from tests.worker.engine.harness import ME, Bench, check_only_one_failed, submit
+from worker.engine import loop
 from worker.scheduler.sequence import Chunk
 
 
@@ -97,3 +98,16 @@ def test_canary_checks_the_device_only_when_idle() -> None:
     bench.iterate(20)  # computes until time 31
     bench.iterate(6)
     assert checks == [5.0, 10.0, 36.0]
+
+
+def test_freed_memory_goes_back_once_when_nothing_was_computed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    bench = Bench()
+    monkeypatch.setattr(loop, "return_memory", lambda: given.append(bench.now))
+    bench.iterate(20)
+    assert not given
+    bench.send(submit(1, [1], 3))
+    bench.iterate(3)
+    computed = bench.now
+    bench.iterate(20)
+    assert given == [computed + loop.TRIM_AFTER_S]
