@@ -202,6 +202,7 @@ OTHER_MODELS = "(others)"
 # Known label values begin at 0: a series that first appears as 1 has no rate, and no alert would see it.
 REJECTED = (
     "queue_full", "draining", "not_ready", "worker_lost", "shutdown", "model_loading", "model_failed", "asleep", "busy",
+    "streams_full", "too_many_readers",
 )  # fmt: skip
 REFUSED = (
     "bad_host", "bad_request", "head_too_large", "request_timeout", "too_many_connections", "too_many_pipelined",
