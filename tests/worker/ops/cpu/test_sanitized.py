@@ -14,6 +14,7 @@ from tests.worker.ops.harness.cpu_tiers import needs_library
 pytestmark = needs_library
 TIER = sanitized.tier_of(date.today())
 TESTS = "tests/worker/models/test_cpu_decoder_bounds.py"
+DRAWS = "tests/worker/ops/cpu/test_sampling.py"  # whose widths are those of any vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_sizes_at_the_bounds_stay_within_their_arrays(library: Path) -> None:
-    done = sanitized.run(library, TIER, TESTS, "-k", "not emulated")
+    done = sanitized.run(library, TIER, TESTS, DRAWS, "-k", "not emulated and not 151936")
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-6000:]
 
 
