@@ -106,16 +106,19 @@ class HeldStreams:
     def __init__(self, most: int = MOST_HELD_BYTES) -> None:
         self._most = most
         self._of_tenants: Counter[str] = Counter()
+        self._all = 0  # their sum, which each token needs
 
     def fits(self, tenant: str, size: int) -> bool:
         """Whether a tenant may have `size` bytes more."""
-        return self._of_tenants[tenant] + size <= self._most - self._of_tenants.total() - size
+        return self._of_tenants[tenant] + size <= self._most - self._all - size
 
     def add(self, tenant: str, size: int) -> None:
         self._of_tenants[tenant] += size
+        self._all += size
 
     def remove(self, tenant: str, size: int) -> None:
         self._of_tenants[tenant] -= size
+        self._all -= size
         if not self._of_tenants[tenant]:
             del self._of_tenants[tenant]
 

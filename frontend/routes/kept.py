@@ -494,7 +494,7 @@ async def get_response(app: AppState, request: Request) -> Response:
             answer = run.answer  # which may have begun anew
         after = query.get("starting_after")
         number = -1 if after is None else _number("starting_after", after)
-        if answer.ended is not None and not [None async for _ in kept.written(answer)]:
+        if answer.ended is not None and await anext(kept.written(answer), None) is None:
             raise BadRequest(
                 "`stream`: this response was not generated in the background, so its events are not kept",
                 param="stream", code="not_streamable",
