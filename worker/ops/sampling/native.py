@@ -31,9 +31,11 @@ def sample_native(logits: Tensor, params: PlainParams, stages: Stages = EVERY) -
 
 
 def logprobs_native(logits: Tensor, ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the same as `logprobs_torch`."""
+    """Computes the same as `logprobs_torch`. Raises IndexError if an id is not in [0, V)."""
     logits, rows, width = _checked(logits)
     ids = ids.contiguous()
+    if rows and not 0 <= int(ids.min()) <= int(ids.max()) < width:
+        raise IndexError(f"ids of tokens must be at least 0 and less than {width}")
     assert ids.shape == (rows,) and ids.dtype == torch.int64 and 0 <= top <= width
     functions, threads = _functions(), max(1, min(torch.get_num_threads(), rows))
     scratch = torch.empty(threads * functions.scratch_bytes(width), dtype=torch.uint8)

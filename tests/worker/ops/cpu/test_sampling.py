@@ -96,3 +96,9 @@ def test_rows_may_be_views_of_other_memory() -> None:
 def of_rows(params: PlainParams, count: int) -> PlainParams:
     names = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
     return replace(params, **{name: getattr(params, name)[:count] for name in names})
+
+
+@pytest.mark.parametrize("id", [-1, 9, 1 << 40])
+def test_logprob_of_a_token_beyond_the_vocabulary_is_refused(id: int) -> None:
+    with pytest.raises(IndexError, match="less than 9"):
+        logprobs_native(torch.zeros(2, 9), torch.tensor([3, id]), 1)
