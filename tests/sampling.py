@@ -143,6 +143,7 @@ TESTS = {  # file or function → how many of its tests run, after the draw from
     "tests/worker/model_runner/test_kernel_check.py": 4,
 }
 
+COMPILES = "tests/worker/ops/gpu/test_compile.py::test_every_kernel_compiles_for_a_gpu_in_bf16"
 TURNS = (  # of each group, one test runs in FULL=1, the next one the next day: a function, its case, or a file
     (
         "tests/worker/ops/cpu/test_sanitized.py",
@@ -152,9 +153,9 @@ TURNS = (  # of each group, one test runs in FULL=1, the next one the next day: 
         "tests/worker/gpu/test_rehearsal.py::test_a_worker_serves_and_compiles_nothing_meanwhile",
         "tests/worker/gpu/test_rehearsal.py::test_the_bench_runs_to_its_end",
     ),
-    tuple(
-        f"tests/worker/ops/gpu/test_compile.py::test_every_kernel_compiles_for_a_gpu_in_bf16[{part}]"
-        for part in ("dense", "attention", "experts")
+    *(
+        tuple(f"{COMPILES}[{part}]" for part in parts)
+        for parts in (("dense", "attention", "experts"), ("quantized", "launched"), ("dependent", "sampling"))
     ),
     (
         "tests/bench/gpu/test_command.py::test_gpu_command_runs_all_sections_on_the_cpu",

@@ -236,12 +236,27 @@ def _make_tables(wire: "psycopg.Connection[Any]") -> None:
         version = row[0] if row else 0
         if version != VERSION:
             raise _Unfit(f"the tables have version {version} of the store, this server has {VERSION}")
+        _make_missing_indexes(wire)
     else:
         if wire.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'sluice'").fetchone() is None:
             wire.execute("CREATE SCHEMA sluice")
         schema = re.sub("|".join(TYPES), lambda word: TYPES[word[0]], SCHEMA)
         wire.execute(cast(Any, f"{schema}; {STORED_INDEX}; {MORE_TABLES}; INSERT INTO version VALUES ({VERSION})"))
     wire.execute("COMMIT")
+
+
+def _make_missing_indexes(wire: "psycopg.Connection[Any]") -> None:
+    """Gives tables of an earlier release the indexes that came later. They only save time, so the store is used without
+    them where this user does not own the tables."""
+    found = {name for (name,) in wire.execute("SELECT indexname FROM pg_indexes WHERE schemaname = 'sluice'")}
+    for statement, name in re.findall(r"(CREATE INDEX IF NOT EXISTS (\w+)[^;]*)", f"{SCHEMA};{STORED_INDEX}"):
+        if name in found:
+            continue
+        wire.execute("SAVEPOINT before_index")
+        try:
+            wire.execute(statement)
+        except psycopg.errors.InsufficientPrivilege:
+            wire.execute("ROLLBACK TO before_index")
 
 
 def _in_one_line(error: Exception) -> str:

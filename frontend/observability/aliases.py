@@ -22,12 +22,13 @@ from shared.metrics_page import MODEL_LABEL, Collector, naming
 
 
 class Row(NamedTuple):
-    """One metric of workers. kind: "gauge" or "counter"; value: computes the metric from the workers' merged Status"""
+    """One metric of workers. kind: "gauge" or "counter"; value, labels: computed from the workers' merged Status"""
 
     name: str
     kind: str
     text: str
     value: Callable[[Status], float]
+    labels: Callable[[Status], dict[str, str]] = lambda status: {}
 
 
 def cache_share(status: Status) -> float:
@@ -63,7 +64,7 @@ class WorkerSums:
             family = Metric(self._prefix + row.name, row.text, row.kind)
             series = family.name + ("_total" if row.kind == "counter" else "")
             for labels, status in told:
-                family.add_sample(series, labels, row.value(status))
+                family.add_sample(series, labels | row.labels(status), row.value(status))
             yield family
 
     def _groups(self) -> Iterator[tuple[dict[str, str], Iterable[WorkerStatus]]]:
@@ -126,7 +127,15 @@ class ServerNames:
 
 # The value of --metrics-aliases → the metrics of that server.
 OTHERS: Mapping[str, ServerNames] = {
-    "vllm": ServerNames(ALIASES["vllm"], ("prompt_tokens", "generation_tokens", "request_success", *LATENCIES)),
+    "vllm": ServerNames(
+        ALIASES["vllm"],
+        ("prompt_tokens", "generation_tokens", "request_success", *LATENCIES),
+        (
+            *OWN,
+            Row("cache_config_info", "gauge", "Always 1; the labels: tokens of a K/V page, and pages of all workers",
+                lambda s: 1, lambda s: {"block_size": str(s.page_size), "num_gpu_blocks": str(s.pages.total)}),
+        ),
+    ),
     "sglang": ServerNames(
         ALIASES["sglang"],
         ("prompt_tokens", "generation_tokens", *LATENCIES),

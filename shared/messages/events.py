@@ -163,6 +163,7 @@ class Status(Message, frozen=True):
     stages: int = 1  # stages of the pipeline; `ranks` lists stage after stage, equally many ranks for each
     kv_store: tuple[KVStoreTier, ...] = ()  # the folders of --kv-store
     role: Role = Role.BOTH
+    page_size: int = 0  # tokens of a page of `pages`; 0: the worker does not say
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -187,8 +187,9 @@ def test_aliases_add_the_names_of_other_servers(server: str) -> None:
 
 def test_aliases_add_the_names_of_vllm_to_the_frontends_own() -> None:
     plain, both = PrometheusMetrics(names=[NAME]), PrometheusMetrics(names=[NAME], aliases="vllm")
-    other = msgspec.structs.replace(READY_STATUS, running=0, waiting=7, prefix_queries=5, prefix_hits=1)
-    workers = [WorkerStatus(one.model, ConnectionState.READY, "ready", one) for one in (READY_STATUS, other)]
+    first = msgspec.structs.replace(READY_STATUS, page_size=16)
+    other = msgspec.structs.replace(first, running=0, waiting=7, prefix_queries=5, prefix_hits=1)
+    workers = [WorkerStatus(one.model, ConnectionState.READY, "ready", one) for one in (first, other)]
     for metrics in (plain, both):
         for finish in Finish:
             metrics.models[NAME].finished(finish, 1.0)
@@ -206,6 +207,7 @@ def test_aliases_add_the_names_of_vllm_to_the_frontends_own() -> None:
     assert added["vllm:kv_cache_usage_perc", *label] == pytest.approx(6 / 14)
     assert added["vllm:prefix_cache_queries_total", *label] == 105
     assert added["vllm:prefix_cache_hits_total", *label] == 41
+    assert added["vllm:cache_config_info", ("block_size", "16"), *label, ("num_gpu_blocks", "20")] == 1
     assert added["vllm:prompt_tokens_total", *label] == 5
     assert added["vllm:e2e_request_latency_seconds_count", *label] == len(Finish)
     ended = {dict(series[1:])["finished_reason"]: n for series, n in added.items() if "request_success_t" in series[0]}

@@ -92,6 +92,7 @@ class StatusReporter:
             accepted_at=tuple(speculation.accepted_at) if speculation else (),
             kv_store=() if self.kv_store is None else tiers_of(self.kv_store),
             role=role,
+            page_size=engine.pools[0].page_size,
         )
 
     def _state(self) -> WorkerState:

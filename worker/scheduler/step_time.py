@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shared import messages as m
 from worker.scheduler.sequence import TILE
 
-MIN_PREFILL_TOKENS = 64  # a step may always have this many prompt tokens, so that prompts always advance
+MIN_PREFILL_TOKENS = 32  # a step may always have this many prompt tokens, so that prompts always advance
 MIN_PREFILL_RATIO = 3  # prefill may always take this many times as long as the shortest step
 
 
