@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.sequence import Sequence
-from worker.scheduler.step_time import StepTimePolicy
+from worker.scheduler.step_time import MIN_PREFILL_TOKENS, StepTimePolicy
 
 LEAST_PROMPT_TOKENS = 128  # a prompt is not cut into smaller chunks: each chunk reads all weights
 
@@ -41,15 +41,17 @@ class StageShares:
         free = max(1, self._stages - self._step_time.in_flight)
         return ready[: min(-(-len(ready) // free), self._share(len(self._running)))]
 
-    def prefill_budget(self, decodes: int) -> int:
-        """Returns how many prompt tokens the step may have. decodes: how many decodes it has
+    def prefill_budget(self, decodes: int, least: int = MIN_PREFILL_TOKENS) -> int:
+        """Returns how many prompt tokens the step may have.
+
+        decodes: how many decodes it has; least: how many prompt tokens it may have, however long they take
 
         A step without decodes is limited, too, if decodes are in flight, because they wait for it in every stage.
         """
         decodes = decodes or sum([sequence.pending_outputs for sequence in self._running])
         prompts = sum([left for sequence in self._running if (left := sequence.uncomputed_tokens) > 1])
         share = self._share(prompts + self._queue.tokens)
-        return min(self._step_time.prefill_budget(decodes), max(LEAST_PROMPT_TOKENS, share))
+        return min(self._step_time.prefill_budget(decodes, least), max(LEAST_PROMPT_TOKENS, share))
 
     def _share(self, work: int) -> int:
         return -(-work // self._stages)

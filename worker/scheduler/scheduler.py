@@ -366,7 +366,8 @@ class Planner:
         decodes = self._shares.affordable(in_host_time, prompts)
         budget, limits = self._config.max_step_tokens, self._stages or self.step_time
         reserved = min(len(decodes), self._order.reserve(budget))
-        prefill_budget = min(budget - reserved, limits.prefill_budget(len(decodes) or int(self._shares.crowded)))
+        count, least = len(decodes) or int(self._shares.crowded), self._shares.least_prompts
+        prefill_budget = min(budget - reserved, limits.prefill_budget(count, least))
         self._shares.share_prompts(prefill_budget)
         prefills = self._prefill_chunks(prompts, prefill_budget, now, admit=not plan.preempted)
         prefill_tokens = sum(chunk.length for chunk in prefills)

@@ -55,13 +55,13 @@ class StepTimePolicy:
         """How many steps are in flight."""
         return len(self._in_flight)
 
-    def prefill_budget(self, decodes: int) -> int:
-        """Returns how many prompt tokens a step with `decodes` decodes may have."""
+    def prefill_budget(self, decodes: int, least: int = MIN_PREFILL_TOKENS) -> int:
+        """Returns how many prompt tokens a step with `decodes` decodes may have. least: how many it may always have"""
         prompt_token = self._prompt_token.value
         left = max(self._target - self.decode_time(decodes), MIN_PREFILL_RATIO * self._shortest)
         if not decodes or prompt_token * self._max_step_tokens <= left:
             return self._max_step_tokens
-        return min(self._max_step_tokens, max(MIN_PREFILL_TOKENS, int(left / prompt_token) // TILE * TILE))
+        return min(self._max_step_tokens, max(least, int(left / prompt_token) // TILE * TILE))
 
     def decode_time(self, decodes: int) -> float:
         """Estimates the seconds of a step with `decodes` decodes and no prompts.

@@ -22,11 +22,12 @@ from math import inf
 
 from worker.scheduler.queue import FairQueue
 from worker.scheduler.sequence import Sequence
-from worker.scheduler.step_time import StepTimePolicy
+from worker.scheduler.step_time import MIN_PREFILL_TOKENS, StepTimePolicy
 
 SHARE = 1 / 5  # of --target-step-s: a step of several tenants may always take as long
 SEEN_STEPS = 50  # a tenant counts for as many steps after its last sequence
 LEAD = 512  # tokens
+LEAST_PROMPTS = 64  # prompt tokens that a step of several tenants may always have: short prompts go at once
 MEASURED_EVERY = 32  # after this many limited steps, one has only the rows of the tenant with the fewest
 SOON = 4  # the same if it is not known how long such a step takes
 
@@ -102,6 +103,11 @@ class TenantShares:
             share = budget if done == 1 else self._shares[tenant]
             self._left[tenant] = max(1, min(share, budget - (len(needed) - done)))
             budget -= min(needed[tenant], self._left[tenant])
+
+    @property
+    def least_prompts(self) -> int:
+        """How many prompt tokens the step may always have."""
+        return LEAST_PROMPTS if self.crowded else MIN_PREFILL_TOKENS
 
     def left(self, sequence: Sequence) -> float:
         """Returns how many prompt tokens the step may still have of the sequence's tenant."""

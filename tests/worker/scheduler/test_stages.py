@@ -156,8 +156,8 @@ def test_step_of_prompts_is_limited_while_decodes_are_in_flight() -> None:
         rig.scheduler._step_time._prompt_token.add(0.001)
     prompt = rig.submit(1500, 2)
     for number, decode in enumerate(decodes):
-        assert shape(launched(rig)) == [(decode, 3, 1), (prompt, 64 * number, 64)], "the least: 0.1 s / 2 is for 50"
-    assert shape(launched(rig)) == [(prompt, 128, 64)]
+        assert shape(launched(rig)) == [(decode, 3, 1), (prompt, 48 * number, 48)], "0.1 s / 2 is for 50"
+    assert shape(launched(rig)) == [(prompt, 96, 48)]
     for sequence in decodes:
         rig.scheduler.abort(sequence.key)
-    assert shape(launched(rig)) == [(prompt, 192, 512)]
+    assert shape(launched(rig)) == [(prompt, 144, 512)]
