@@ -51,7 +51,7 @@ def test_paged_backend_holds_more_sequences_than_contiguous() -> None:
     paged = simulated(requests, CPU, 512, 1024)
     contiguous = simulated(requests, CPU, 512, 1024, kv_cache_backend="contiguous", prefix_cache=False)
     most = [max(sample.running for sample in result.timeline) for result in (paged, contiguous)]
-    assert most[1] == 16 and most[0] >= 2 * most[1]
+    assert most[1] == 16 and most[0] >= 1.9 * most[1]
     assert paged.end < contiguous.end
 
 
