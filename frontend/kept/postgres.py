@@ -247,7 +247,7 @@ def _make_tables(wire: "psycopg.Connection[Any]") -> None:
 
 def _make_missing_indexes(wire: "psycopg.Connection[Any]") -> None:
     """Gives tables of an earlier release the indexes that came later. They only save time, so the store is used without
-    them where this user does not own the tables."""
+    them where this user does not own the tables, or another program has them locked."""
     found = {name for (name,) in wire.execute("SELECT indexname FROM pg_indexes WHERE schemaname = 'sluice'")}
     for statement, name in re.findall(r"(CREATE INDEX IF NOT EXISTS (\w+)[^;]*)", f"{SCHEMA};{STORED_INDEX}"):
         if name in found:
@@ -255,7 +255,7 @@ def _make_missing_indexes(wire: "psycopg.Connection[Any]") -> None:
         wire.execute("SAVEPOINT before_index")
         try:
             wire.execute(statement)
-        except psycopg.errors.InsufficientPrivilege:
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
             wire.execute("ROLLBACK TO before_index")
 
 

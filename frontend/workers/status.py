@@ -125,6 +125,7 @@ def aggregate(workers: Iterable[WorkerStatus]) -> m.Status | None:
         waiting=sum(s.waiting for s in statuses),
         waiting_tokens=sum(s.waiting_tokens for s in statuses),
         pages=_pages([s.pages for s in statuses]),
+        page_size=max(s.page_size for s in statuses),  # a worker that loads does not say it
         kv_cache=m.by_kind(usage for s in statuses for usage in s.kv_cache),
         prefix_queries=sum(s.prefix_queries for s in statuses),
         prefix_hits=sum(s.prefix_hits for s in statuses),

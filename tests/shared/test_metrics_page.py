@@ -188,8 +188,8 @@ def test_aliases_add_the_names_of_other_servers(server: str) -> None:
 def test_aliases_add_the_names_of_vllm_to_the_frontends_own() -> None:
     plain, both = PrometheusMetrics(names=[NAME]), PrometheusMetrics(names=[NAME], aliases="vllm")
     first = msgspec.structs.replace(READY_STATUS, page_size=16)
-    other = msgspec.structs.replace(first, running=0, waiting=7, prefix_queries=5, prefix_hits=1)
-    workers = [WorkerStatus(one.model, ConnectionState.READY, "ready", one) for one in (first, other)]
+    other = msgspec.structs.replace(READY_STATUS, running=0, waiting=7, prefix_queries=5, prefix_hits=1)
+    workers = [WorkerStatus(one.model, ConnectionState.READY, "ready", one) for one in (other, first)]
     for metrics in (plain, both):
         for finish in Finish:
             metrics.models[NAME].finished(finish, 1.0)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from worker.scheduler.queue import WaitingQueue
 from worker.scheduler.sequence import Sequence
-from worker.scheduler.step_time import MIN_PREFILL_TOKENS, StepTimePolicy
+from worker.scheduler.step_time import StepTimePolicy
 
 LEAST_PROMPT_TOKENS = 128  # a prompt is not cut into smaller chunks: each chunk reads all weights
 
@@ -41,7 +41,7 @@ class StageShares:
         free = max(1, self._stages - self._step_time.in_flight)
         return ready[: min(-(-len(ready) // free), self._share(len(self._running)))]
 
-    def prefill_budget(self, decodes: int, least: int = MIN_PREFILL_TOKENS) -> int:
+    def prefill_budget(self, decodes: int, least: int) -> int:
         """Returns how many prompt tokens the step may have.
 
         decodes: how many decodes it has; least: how many prompt tokens it may have, however long they take
